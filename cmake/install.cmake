@@ -1,0 +1,1 @@
+# (the install rules follow with the packaging commit)

@@ -1,0 +1,172 @@
+/* The cache: store blocks of an engine's pool, look them up by key, load them back.
+ *
+ * Purpose:  client half of kvtier over an in-process store (DRAM and disk).
+ * Threads:  every function may be called from any thread unless it says otherwise; callbacks do not
+ *           exist, completions are polled, waited for, or signalled on an event fd.
+ * Errors:   error.h. A miss is a result. Every accepted request completes exactly once; a refused
+ *           call completes never.
+ * Lifetime: cache outlives its namespaces, pools and requests; kvt_close() cancels what is left,
+ *           waits for it and frees everything. Pool pages are borrowed from kvt_store()/kvt_load()
+ *           until the request completes.
+ * After kvt_ns_open() and kvt_pool_register() the data path allocates nothing.
+ */
+#ifndef KVTIER_CACHE_H
+#define KVTIER_CACHE_H
+
+#include <kvtier/config.h>
+#include <kvtier/error.h>
+#include <kvtier/layout.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kvt_cache;
+struct kvt_ns;
+struct kvt_pool;
+struct kvt_req;
+
+/* Open a cache. Blocks: while L2 roots are scanned. A root that cannot be used (locked, read-only,
+ * not ours, newer) fails the open when disk_required=yes, else the cache runs without it, logs one
+ * warning and says so in kvt_stats_each ("disk.state").
+ * Returns 0; -ENOMEM; a KVT_E_* code of error.h. error (optional, error_len bytes) receives one
+ * sentence that names the thing and the remedy. *out is owned by the caller until kvt_close(). */
+int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *error,
+             size_t error_len);
+
+/* Cancel requests in flight, write what is queued, seal, sync and free. Blocks. NULL is allowed. */
+void kvt_close(struct kvt_cache *cache);
+
+/* Open the namespace of an identity and layout. Blocks briefly; allocates.
+ * 0; KVT_E_VERSION; KVT_E_INVAL; KVT_E_LIMIT; KVT_E_LAYOUT the namespace exists with records of
+ * another size; KVT_E_TOO_SMALL a record does not fit the caps. Owned until kvt_ns_close(). */
+int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
+                const struct kvt_layout *layout, struct kvt_ns **out);
+void kvt_ns_close(struct kvt_ns *ns); /* its requests must have completed; NULL is allowed */
+
+/* The namespace id (16 bytes), for tools and logs. Borrowed while ns lives. */
+const uint8_t *kvt_ns_id(const struct kvt_ns *ns);
+
+/* Bytes of one stored record of `group` at `level` (header and padding included), 0 if none. */
+size_t kvt_ns_record_bytes(const struct kvt_ns *ns, uint16_t group, int level);
+
+/* Register engine memory as a pool. The memory must stay valid until kvt_pool_unregister().
+ * 0; KVT_E_LAYOUT shapes do not match; KVT_E_VERSION; KVT_E_INVAL; KVT_E_UNSUPPORTED device. */
+int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
+                      const struct kvt_pool_desc *desc, struct kvt_pool **out);
+void kvt_pool_unregister(struct kvt_pool *pool); /* its requests must have completed */
+
+struct kvt_lookup_opts {
+    size_t struct_size;
+    int min_level; /* enum kvt_level; DEFAULT accepts any */
+};
+
+/* How many of the n keys, from the first on, can be loaded (the longest leading run).
+ * tiers: optional, n entries: where each key of the run is; entries after the run are MISS, or
+ *        PENDING where the block is being stored right now (PENDING ends the run).
+ * Blocks: for one round trip to the store. Returns 0..n or a negative error. */
+long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                const struct kvt_lookup_opts *opts, enum kvt_tier *tiers);
+
+/* How many whole blocks of a prompt of n_tokens may be loaded so that at least one token is left to
+ * compute: (n_tokens - 1) / block_tokens. "short" when 0. */
+size_t kvt_usable_blocks(uint32_t block_tokens, size_t n_tokens);
+
+struct kvt_store_opts {
+    size_t struct_size;
+    const struct kvt_key *parent; /* key of the block before keys[0]; NULL at the start */
+    uint32_t first_pos;           /* position of the first token of keys[0], in tokens */
+    int level;                    /* enum kvt_level; DEFAULT: the configured level */
+    int exact;                    /* 1: raw whatever the level */
+};
+
+/* Queue the store of n blocks of one chain out of pool pages.
+ * keys:    n keys of one chain, parents first. Borrowed until return.
+ * ids:     n page numbers, each < block_count. The pages are read until completion.
+ * opts:    NULL for defaults.
+ * The first block of a sequence (first_pos 0) is stored raw; a block that fails the guard goes to
+ * the next level up. Blocks already present at the level or better are not written again.
+ * Thread:  any. Blocks: never. Allocates: never.
+ * Returns: 0 accepted, *out is owned until kvt_req_free(); -EAGAIN queue full; KVT_E_LAYOUT the
+ *          pool does not match the namespace; KVT_E_INVAL. A refused call completes never. */
+int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
+              const uint32_t *ids, size_t n, const struct kvt_store_opts *opts,
+              struct kvt_req **out);
+
+struct kvt_load_opts {
+    size_t struct_size;
+    int64_t deadline_ns; /* from now; 0: the configured default; < 0: none */
+    int min_level;       /* enum kvt_level; DEFAULT accepts any */
+};
+
+/* Queue the load of n blocks into pool pages. Same rules as kvt_store(); pages are written until
+ * completion, and only pages whose status is 0 hold what the level promises: the others are
+ * untouched or must be treated as garbage. Blocks are verified before a page is written. */
+int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
+             const uint32_t *ids, size_t n, const struct kvt_load_opts *opts, struct kvt_req **out);
+
+/* Bring blocks from disk into DRAM. Fire and forget: nothing to wait for. Returns blocks queued. */
+long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                  const struct kvt_load_opts *opts);
+
+/* Wait for completion. timeout_ns < 0: for ever; 0: poll.
+ * Returns 1 complete, 0 not yet; the request stays owned by the caller. */
+int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns);
+
+/* Ask for an early end. Idempotent, any time; the request still completes exactly once, blocks not
+ * yet done get KVT_E_CANCELED. No byte is written to a page after completion. */
+void kvt_req_cancel(struct kvt_req *req);
+
+/* Outcome per block, valid after completion: 0 done; KVT_E_EXISTS (store) it was there already;
+ * KVT_E_MISS, KVT_E_DEADLINE, KVT_E_CANCELED, KVT_E_DROPPED, KVT_E_CORRUPT, ... otherwise.
+ * Borrowed until kvt_req_free(); n as given. */
+const int32_t *kvt_req_status(const struct kvt_req *req, size_t *n);
+
+struct kvt_req_report {
+    size_t struct_size;
+    size_t blocks_ok;     /* status 0 (load) or 0/EXISTS (store) */
+    size_t blocks_run_ok; /* longest leading run of them */
+    size_t blocks_dram;   /* loaded from each tier */
+    size_t blocks_disk;
+    uint64_t bytes_moved; /* record bytes read or written */
+    int64_t elapsed_ns;
+};
+/* Fill *report (struct_size set by the caller). 0; -EAGAIN not complete; KVT_E_VERSION. */
+int kvt_req_report(const struct kvt_req *req, struct kvt_req_report *report);
+
+/* Free a request; waits if it is not complete. NULL is allowed. */
+void kvt_req_free(struct kvt_req *req);
+
+/* An eventfd that becomes readable when any request completes; read it to reset. Owned by the
+ * cache. */
+int kvt_event_fd(struct kvt_cache *cache);
+
+/* Keep blocks from eviction until kvt_unpin() or close, within the pin budget ("pin_max").
+ * Returns the number of blocks pinned (absent ones are skipped), or an error. Blocks briefly. */
+long kvt_pin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
+long kvt_unpin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
+
+/* Remove blocks for good, from every tier; keys NULL: the whole namespace. After return no get,
+ * now or after a restart, finds them. Returns blocks removed, or an error. Blocks. */
+long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
+
+/* Write what is queued and sync it to the drive. After 0, every block committed before the call is
+ * there after a crash, or has been evicted by policy. Blocks. 0; -EIO; KVT_E_NO_SPACE; ... */
+int kvt_flush(struct kvt_cache *cache);
+
+/* Run-time switch: 0 makes everything a miss and every store a no-op (counted), 1 is normal. */
+void kvt_enable(struct kvt_cache *cache, int on);
+
+/* Call fn for every counter, gauge and text of the cache: names are dotted ("dram.hits",
+ * "disk.direct"). text is NULL for numbers. Blocks for one round trip. */
+typedef void (*kvt_stats_fn)(void *arg, const char *name, uint64_t value, const char *text,
+                             const char *help);
+int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg);
+
+/* One number by name. 0; KVT_E_INVAL unknown name. */
+int kvt_stats_get(struct kvt_cache *cache, const char *name, uint64_t *value);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,52 @@
+/* Single-producer single-consumer ring of framed messages in plain memory (private, or shared
+ * between two processes). Frames are multiples of 8 bytes and never wrap: a filler frame skips the
+ * end of the buffer.
+ *
+ * Memory order: the producer publishes `tail` with release after the frame's bytes; the consumer
+ * reads it with acquire, and gives space back by a release store to `head`.
+ * Sleeping: the consumer sets `sleeping`, rechecks, and waits on its event fd; the producer rings
+ * the event fd only when `sleeping` is set (seq_cst on both sides: it is a Dekker handshake).
+ * Trust: sizes read from the ring are checked; a malformed ring gives KVT_E_CORRUPT.
+ */
+#ifndef KVT_BASE_RING_H
+#define KVT_BASE_RING_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct kvt_ring_shared { /* lives in the (shared) mapping, 64-byte aligned, followed by data */
+    _Alignas(64) _Atomic uint64_t head; /* consumer position, bytes, monotonic */
+    _Alignas(64) _Atomic uint64_t tail; /* producer position */
+    _Alignas(64) _Atomic uint32_t sleeping;
+    uint32_t reserved[15];
+};
+
+struct kvt_ring { /* each side's private view */
+    struct kvt_ring_shared *shared;
+    uint8_t *data;
+    uint64_t capacity; /* bytes, power of two */
+    int event_fd;      /* rung by the producer, waited on by the consumer; borrowed */
+};
+
+/* Bytes of memory for a ring of `capacity` data bytes (power of two, >= 4096). */
+size_t kvt_ring_bytes(uint64_t capacity);
+/* Lay a ring out in zeroed memory, or attach to one already laid out (init = 0). */
+int kvt_ring_init(struct kvt_ring *ring, void *memory, uint64_t capacity, int event_fd, int init);
+
+/* Producer: space for a frame of `bytes` (multiple of 8, <= capacity/4); NULL when full. The frame
+ * becomes visible at kvt_ring_push(), which also rings the consumer if it sleeps. */
+void *kvt_ring_reserve(struct kvt_ring *ring, uint32_t bytes);
+void kvt_ring_push(struct kvt_ring *ring, uint32_t bytes);
+
+/* Consumer: the next frame (borrowed until kvt_ring_pop()). Returns its bytes, 0 when empty, or
+ * KVT_E_CORRUPT. */
+int kvt_ring_peek(struct kvt_ring *ring, const void **frame);
+void kvt_ring_pop(struct kvt_ring *ring);
+
+/* Consumer: announce sleep; returns 1 when it is safe to wait on event_fd, 0 when a frame arrived
+ * meanwhile. kvt_ring_awake() ends it. */
+int kvt_ring_sleep(struct kvt_ring *ring);
+void kvt_ring_awake(struct kvt_ring *ring);
+
+#endif

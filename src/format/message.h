@@ -1,0 +1,174 @@
+/* Messages between the client half and the store half: the same bytes in-process and over shared
+ * memory. Fixed-width little-endian, multiples of 8 bytes, at most KVT_MSG_BYTES_MAX.
+ *
+ * Every request but COMMIT/ABORT/RELEASE/TOUCH/CANCEL with cookie 0 gets exactly one reply, except
+ * ACQUIRE, which gets exactly one GRANT per key, in chain order.
+ * Slots: (slot, generation) names one life of one slot; a reused slot can never satisfy an old
+ * reference (KVT_E_STALE).
+ *
+ *   client                              store
+ *   LOOKUP keys                    ->   LOOKUP_REPLY leading run, tier and level of each
+ *   ALLOC keys, map                ->   ALLOC_REPLY slot or status for each
+ *   (encode into the slots)
+ *   COMMIT slots, checksums        ->   COMMIT_REPLY status for each (first one wins for a key)
+ *   ABORT slots                    ->   -
+ *   ACQUIRE keys, deadline         ->   GRANT (one per key): slot pinned, or a status
+ *   (verify, decode)
+ *   RELEASE slots, good or bad     ->   -   (bad: the store drops that record, counted)
+ *   CANCEL cookie of an ACQUIRE    ->   the GRANTs still owed arrive with KVT_E_CANCELED
+ */
+#ifndef KVT_FORMAT_MESSAGE_H
+#define KVT_FORMAT_MESSAGE_H
+
+#include <assert.h>
+#include <stdint.h>
+
+#include "format/record.h"
+#include "kvtier/layout.h"
+
+#define KVT_PROTO_VERSION 0u
+#define KVT_MSG_BYTES_MAX (64u << 10)
+#define KVT_MSG_KEYS_MAX 1024u /* keys of one message: the client splits longer chains */
+
+enum kvt_op {
+    KVT_OP_NS_OPEN = 1,
+    KVT_OP_LOOKUP,
+    KVT_OP_ALLOC,
+    KVT_OP_COMMIT,
+    KVT_OP_ABORT,
+    KVT_OP_ACQUIRE,
+    KVT_OP_CANCEL,
+    KVT_OP_RELEASE,
+    KVT_OP_TOUCH,
+    KVT_OP_PREFETCH,
+    KVT_OP_PIN,
+    KVT_OP_UNPIN,
+    KVT_OP_PURGE,
+    KVT_OP_FLUSH,
+    KVT_OP_STAT,
+    KVT_OP_REPLY = 64, /* | with the request's op in kvt_msg.reply_to */
+    KVT_OP_GRANT = 65
+};
+
+struct kvt_msg {    /* header of every message */
+    uint32_t bytes; /* whole message, multiple of 8 */
+    uint16_t op;
+    uint16_t reply_to; /* replies: the op answered */
+    uint64_t cookie;   /* the client's; echoed */
+    uint32_t ns;       /* namespace handle from NS_OPEN; 0 where it does not apply */
+    uint32_t count;    /* entries after the fixed part */
+    int32_t status;    /* replies: 0, a count, or an error */
+    uint32_t reserved;
+};
+static_assert(sizeof(struct kvt_msg) == 32, "message header");
+
+struct kvt_msg_key { /* = struct kvt_key with hash bytes past hash_len zeroed */
+    uint8_t hash[KVT_HASH_BYTES_MAX];
+    uint8_t hash_len, reserved;
+    uint16_t group;
+    uint32_t shard;
+};
+static_assert(sizeof(struct kvt_msg_key) == 40, "wire key");
+
+/* NS_OPEN. record_bytes[map]: bytes of a record under uniform map 1..6 for each group that the
+ * layout has; 0: not storable. reply.status >= 0, reply.ns the handle. Groups: first light takes
+ * group 0 only (group_count 1). Errors: KVT_E_LAYOUT records of other sizes exist, KVT_E_LIMIT,
+ * KVT_E_TOO_SMALL. */
+struct kvt_msg_ns_open {
+    struct kvt_msg msg;
+    uint8_t id[KVT_NS_BYTES];
+    uint32_t block_tokens;
+    uint32_t group_count;
+    uint32_t record_bytes[8]; /* index = map id; [0] and [7] unused */
+    char label[64];           /* model name for people, printable ASCII, zero-terminated */
+};
+
+/* LOOKUP, TOUCH, PREFETCH, PIN, UNPIN, PURGE: keys follow. PURGE with count 0: the namespace. */
+struct kvt_msg_keys {
+    struct kvt_msg msg;
+    uint8_t min_level; /* LOOKUP, PREFETCH */
+    uint8_t reserved[7];
+    struct kvt_msg_key keys[];
+};
+
+struct kvt_msg_lookup_reply { /* msg.status: the leading run; msg.count entries as asked */
+    struct kvt_msg msg;
+    struct kvt_lookup_entry {
+        uint8_t tier;  /* enum kvt_tier */
+        uint8_t level; /* lowest level of its map */
+        uint8_t map;
+        uint8_t reserved;
+    } entries[]; /* padded to 8 bytes */
+};
+
+struct kvt_msg_alloc { /* keys: one chain, parents first */
+    struct kvt_msg msg;
+    uint8_t map;
+    uint8_t parent_len; /* 0: keys[0] starts the sequence */
+    uint8_t replace;    /* 1: allocate although a lower level is present */
+    uint8_t reserved[5];
+    uint32_t first_pos;    /* of keys[0], tokens */
+    uint32_t block_tokens; /* position step */
+    uint8_t parent[KVT_HASH_BYTES_MAX];
+    struct kvt_msg_key keys[];
+};
+
+struct kvt_msg_alloc_reply { /* msg.count entries, in order */
+    struct kvt_msg msg;
+    struct kvt_alloc_entry {
+        int32_t status; /* 0; KVT_E_EXISTS; KVT_E_DROPPED no slot; KVT_E_MISS switched off */
+        uint32_t slot;
+        uint32_t generation;
+        uint32_t record_bytes;
+        uint64_t arena_offset; /* 4 KiB aligned */
+        uint64_t sequence;
+    } entries[];
+};
+
+struct kvt_slot_ref {
+    uint32_t slot;
+    uint32_t generation;
+    uint64_t checksum; /* COMMIT: the record's checksum; else 0 */
+    int32_t status;    /* RELEASE: 0 good, KVT_E_CORRUPT bad; COMMIT_REPLY: outcome */
+    uint32_t reserved;
+};
+
+struct kvt_msg_slots { /* COMMIT, ABORT, RELEASE, and the reply of COMMIT */
+    struct kvt_msg msg;
+    struct kvt_slot_ref slots[];
+};
+
+struct kvt_msg_acquire {
+    struct kvt_msg msg;
+    int64_t deadline_ns; /* absolute, the store's clock (CLOCK_MONOTONIC); INT64_MAX: none */
+    uint8_t min_level;
+    uint8_t reserved[7];
+    struct kvt_msg_key keys[];
+};
+
+struct kvt_msg_grant {
+    struct kvt_msg msg; /* cookie of the ACQUIRE; status 0, KVT_E_MISS, KVT_E_DEADLINE, ... */
+    uint32_t index;     /* of the key in the ACQUIRE */
+    uint32_t slot;
+    uint32_t generation;
+    uint32_t record_bytes;
+    uint64_t arena_offset;
+    uint64_t checksum; /* what the record must hash to */
+    uint8_t map;
+    uint8_t tier; /* where it was when asked: enum kvt_tier */
+    uint8_t reserved[6];
+};
+
+struct kvt_msg_cancel {
+    struct kvt_msg msg; /* cookie 0 */
+    uint64_t target;    /* cookie of the ACQUIRE */
+};
+
+/* FLUSH: header only; reply.status. STAT: header only; the reply carries the counters of
+ * store/counters.h in their order, then text as zero-terminated strings. */
+struct kvt_msg_stat_reply {
+    struct kvt_msg msg; /* count: number of values */
+    uint64_t values[];
+};
+
+#endif

@@ -1,0 +1,132 @@
+/* L2: one root directory as a log of segments. Appends batches of records, reads records back,
+ * recycles the oldest segments, recovers at open. Knows locations, not keys: the index is the
+ * store's.
+ *
+ * Rules
+ *  1. Records of a segment are published (done callbacks) in append order; a failed write seals the
+ *     segment, and what followed in it is reported failed.
+ *  2. A location names (segment, page) of one generation: a read that was accepted before its
+ *     segment was recycled either returns the old bytes or an error, never the new ones: segments
+ *     with reads in flight are not recycled.
+ *  3. The byte cap holds at every moment: all files of the root together.
+ *  4. Two writes in flight at most. No fsync on the data path; fdatasync at seal, flush and close.
+ *  5. ENOSPC fails the batch, is counted by the caller, and is tried again with the next batch
+ * after a pause; it never stops reads. Threads: the store's owner thread only. Allocates at open;
+ * not on the data path.
+ */
+#ifndef KVT_STORE_L2_H
+#define KVT_STORE_L2_H
+
+#include <stdbool.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "format/disk.h"
+#include "io/io.h"
+
+struct kvt_l2;
+
+struct kvt_l2_where {
+    uint32_t segment;
+    uint32_t page;
+};
+
+/* One record to append. Owned by the caller from append() until done() is called. */
+struct kvt_l2_write {
+    const void *record;     /* 4 KiB aligned, immutable until done */
+    struct kvt_entry entry; /* key, parent, sequence, checksum, first_pos, map, pages; page is set
+                               by append() */
+    void (*done)(struct kvt_l2_write *write); /* status and where are set */
+    void *user;
+    int status;                /* 0, or why it is not on disk: -EIO, KVT_E_NO_SPACE, ... */
+    struct kvt_l2_where where; /* valid when status is 0 */
+    struct kvt_l2_write *next; /* the log's, while it owns the write */
+};
+
+/* One record (or several adjacent ones) to read. Owned by the caller until done(). */
+struct kvt_l2_read {
+    struct kvt_l2_where where;
+    uint32_t pages;
+    void *dst; /* 4 KiB aligned */
+    void (*done)(struct kvt_l2_read *read);
+    void *user;
+    int status;
+    struct kvt_l2_read *next;
+};
+
+struct kvt_l2_params {
+    struct kvt_io *io; /* locked by the caller; borrowed until close */
+    uint64_t cap_bytes;
+    uint64_t seed; /* for root_id of a new root */
+    struct kvt_clock clock;
+    struct kvt_log log;
+    uint32_t batch_bytes_max; /* 16 MiB; one append request is cut at this */
+    uint32_t reads_max;       /* reads in flight; more are queued */
+    int read_only;            /* fsck, stat: recover and visit, write nothing */
+
+    /* Recovery: every entry found, in no particular order. Same key twice: the higher sequence
+     * wins; equal sequences: the higher generation. Purged entries have been left out. */
+    void (*found)(void *ctx, const struct kvt_entry *entry, uint32_t segment, uint64_t generation);
+    /* Before segment is recycled: drop every location in it. Called for a segment without reads in
+     * flight. */
+    void (*evicted)(void *ctx, uint32_t segment);
+    /* Asked before recycling: false while a pinned block lives there (the next oldest is taken). */
+    bool (*may_evict)(void *ctx, uint32_t segment);
+    void *ctx;
+};
+
+/* Create or recover a root. Blocks. *next_sequence: no record on disk holds this or more; the
+ * store's counter starts at the maximum over its roots.
+ * 0; KVT_E_NOT_OURS files that are not ours and no sign of a store; KVT_E_NEWER; KVT_E_TOO_SMALL
+ * the cap is under the minimum of 8 segments of 1 MiB; KVT_E_READ_ONLY; -errno; -ENOMEM.
+ * Nothing is deleted or changed before all checks have passed. */
+int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_t *next_sequence);
+
+/* Finish writes in flight, seal or leave the open segment walkable, sync, write the superblock,
+ * free. Blocks (drives the io itself); done callbacks are called. */
+void kvt_l2_close(struct kvt_l2 *l2);
+
+uint32_t kvt_l2_segment_bytes(const struct kvt_l2 *l2);
+/* Largest record that this root accepts: a segment holds at least 4 of them. */
+uint32_t kvt_l2_record_bytes_max(const struct kvt_l2 *l2);
+
+/* Reserve sequences up to `upto`: the superblock on disk promises more than any sequence in use.
+ * The store calls it ahead of need; asynchronous, cheap when nothing is to do. */
+void kvt_l2_reserve_sequence(struct kvt_l2 *l2, uint64_t upto);
+
+/* Append a list of records (linked by next), which become one batch, or several. Never blocks.
+ * 0 accepted; -EAGAIN two writes are in flight: call again after progress; nothing is taken. */
+int kvt_l2_append(struct kvt_l2 *l2, struct kvt_l2_write *list);
+bool kvt_l2_can_append(const struct kvt_l2 *l2);
+
+/* Queue a read. Never refuses. */
+void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read);
+
+/* Write a list of journal items, fdatasync, then done(ctx, status). One at a time: -EAGAIN. */
+int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint32_t count,
+                   void (*done)(void *ctx, int status), void *ctx);
+
+/* Overwrite the bytes of a purged record (punch or zeros), best effort, in the background. */
+void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages);
+
+/* fdatasync everything appended so far (and published), then done(ctx, status). */
+int kvt_l2_flush(struct kvt_l2 *l2, void (*done)(void *ctx, int status), void *ctx);
+
+/* Handle I/O completions and timers; calls done callbacks. Returns the next time (clock ns) at
+ * which it wants to run, or INT64_MAX. */
+int64_t kvt_l2_run(struct kvt_l2 *l2);
+
+struct kvt_l2_stats {
+    uint64_t bytes_used;    /* all files of the root, as allocated by us */
+    uint64_t bytes_written; /* since open */
+    uint64_t bytes_read;
+    uint64_t segments_live;
+    uint64_t segments_recycled;
+    uint64_t recovered_bad;
+    uint64_t enospc;
+    uint64_t writes_in_flight;
+    uint64_t reads_in_flight;
+};
+void kvt_l2_stats(const struct kvt_l2 *l2, struct kvt_l2_stats *stats);
+
+#endif

@@ -1,0 +1,75 @@
+/* The store half: places bytes. Index, L1 slots, L2 roots, eviction, deadlines, counters.
+ *
+ * One owner calls everything; there is no thread, clock, randomness or file of its own in here, so
+ * the simulator runs this very code. Messages go in through kvt_store_handle(), replies come out
+ * through params.reply, time passes in kvt_store_run(). owner.h puts it on a thread.
+ * It never looks inside a payload.
+ */
+#ifndef KVT_STORE_STORE_H
+#define KVT_STORE_STORE_H
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "format/message.h"
+#include "io/io.h"
+#include "store/counters.h"
+
+struct kvt_store;
+
+#define KVT_STORE_ROOTS_MAX 16u
+
+struct kvt_store_root {
+    struct kvt_io *io; /* locked; the store closes its log, the caller destroys the io after */
+    uint64_t cap_bytes;
+};
+
+struct kvt_store_params {
+    void *arena; /* 4 KiB aligned; borrowed until close; clients map the same bytes */
+    uint64_t arena_bytes;
+    uint64_t staging_bytes;     /* part of the arena for loads (and for stores when DRAM is 0) */
+    uint64_t write_queue_bytes; /* blocks waiting for L2; more are dropped and counted */
+    uint64_t pin_bytes_max;
+    uint32_t blocks_max; /* index capacity, L1 and L2 together; 0: derived from the caps as
+                            namespaces open (the index grows at open time only) */
+    uint32_t root_count;
+    struct kvt_store_root roots[KVT_STORE_ROOTS_MAX];
+    uint64_t seed; /* fingerprint secret and others */
+    struct kvt_clock clock;
+    struct kvt_log log;
+    /* Deliver a reply to a client. The message is borrowed during the call. Clients reserve room
+     * for every reply they can be owed, so this never blocks or fails; a client that does not is
+     * the transport's problem. */
+    void (*reply)(void *ctx, uint32_t client, const struct kvt_msg *msg);
+    void *reply_ctx;
+};
+
+/* Recover the roots and start. Blocks. 0, -ENOMEM, KVT_E_*; a root that fails to open fails all
+ * (the caller decides whether to try without it); *bad_root, optional, is its number. */
+int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out,
+                   uint32_t *bad_root);
+
+/* Write what is queued (bounded by timeout_ns), seal, sync, free. Replies still owed are sent. */
+void kvt_store_close(struct kvt_store *store, int64_t timeout_ns);
+
+/* Handle one request. msg is checked (sizes, counts, handles): a malformed one is answered with
+ * KVT_E_INVAL when it can be, and ignored otherwise. Returns 0, or KVT_E_INVAL for a message so
+ * broken that the transport should disconnect the client. */
+int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+
+/* A client died or left: its pins and uncommitted slots are freed. */
+void kvt_store_client_gone(struct kvt_store *store, uint32_t client);
+
+/* Handle completions, timers and background work. Returns the clock time at which it wants to run
+ * again at the latest, or INT64_MAX. Bounded work per call. */
+int64_t kvt_store_run(struct kvt_store *store);
+
+/* Everything off: lookups miss, allocs are refused (counted). */
+void kvt_store_enable(struct kvt_store *store, int on);
+
+void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *stats);
+
+/* For tests and fsck: check every internal invariant (lists, counts, sums); 0 or KVT_E_CORRUPT,
+ * with a sentence in why. */
+int kvt_store_check(const struct kvt_store *store, char *why, size_t why_len);
+
+#endif
