@@ -46,7 +46,8 @@ struct kvt_segment_header { /* page 0 of a segment */
     uint32_t segment; /* its own number */
     uint8_t root_id[16];
     uint64_t generation;
-    uint8_t zero[4096 - 40 - 8];
+    uint64_t segment_bytes; /* so that a root whose superblock was lost can still be read */
+    uint8_t zero[4096 - 48 - 8];
     uint64_t checksum;
 };
 static_assert(sizeof(struct kvt_segment_header) == 4096, "segment header is one page");
@@ -75,7 +76,9 @@ struct kvt_batch_header { /* header_pages pages, followed by the records */
     uint32_t header_pages; /* ceil((64 + count*128) / 4096) */
     uint32_t pages;        /* whole batch, header included: the next batch starts at page + pages */
     uint32_t count;
-    uint64_t zero[2];
+    uint64_t previous; /* checksum of the batch before it in this life, 0 for the first: a walk
+                          never steps from a new batch onto a stale one of the same generation */
+    uint64_t zero;
     uint64_t checksum; /* of the header before this field, then the entries */
     struct kvt_entry entries[];
 };
@@ -97,7 +100,8 @@ static_assert(sizeof(struct kvt_trailer) == 4096, "trailer is one page");
 enum kvt_journal_kind {
     KVT_JOURNAL_PURGE_NS = 1,  /* records of ns with sequence < value are gone */
     KVT_JOURNAL_PURGE_KEY = 2, /* records of key with sequence < value are gone */
-    KVT_JOURNAL_LEVEL_MAP = 3  /* reserved: a level map of a namespace */
+    KVT_JOURNAL_LEVEL_MAP = 3, /* reserved: a level map of a namespace */
+    KVT_JOURNAL_PURGE_ALL = 4  /* every record with sequence < value is gone; key is not used */
 };
 
 struct kvt_journal_page { /* one append; 4 KiB; page i at offset i * 4096 */
