@@ -2,7 +2,8 @@
  *
  * key(block) = SHA-256(tag, parent, n, tokens as little-endian u32, typed extras), chained per
  * block; the root's parent is made from a salt. docs/format.md gives the exact bytes.
- * Thread rule: any. Error rule: error.h. No state, no allocation.
+ * Thread rule: any. Error rule: error.h. No state; one digest context is allocated and freed per
+ * call.
  */
 #ifndef KVTIER_KEY_H
 #define KVTIER_KEY_H
@@ -26,15 +27,16 @@ struct kvt_key_extra {
 };
 
 /* The 32-byte parent of the first block of a sequence: SHA-256(tag "root", salt).
- * salt: any bytes, NULL when salt_len is 0. */
+ * salt: any bytes, NULL when salt_len is 0. Returns 0, KVT_E_INVAL, -ENOMEM. */
 int kvt_key_root(const void *salt, size_t salt_len, uint8_t root[32]);
 
 /* Keys of the full blocks of a token list.
- * tokens:       n_tokens ids. Only n_tokens / block_tokens blocks get a key; a partial tail has
- * none. root:         from kvt_key_root(), or the hash of the block before tokens[0]. extras:
- * per-call extras, the same for every block (0 allowed). keys:         output, room for max_keys;
- * group and shard are copied into each. Returns the number of keys written (min(full blocks,
- * max_keys)), or KVT_E_INVAL. */
+ * root:   from kvt_key_root(), or the hash of the block before tokens[0].
+ * tokens: n_tokens ids. Only n_tokens / block_tokens blocks get a key; a partial tail has none.
+ * extras: per-call extras, the same for every block (0 allowed).
+ * keys:   output, room for max_keys; group and shard are copied into each.
+ * Returns the number of keys written (min(full blocks, max_keys)), KVT_E_INVAL or -ENOMEM, after
+ * which keys holds garbage. */
 long kvt_key_chain(const uint8_t root[32], const uint32_t *tokens, size_t n_tokens,
                    uint32_t block_tokens, const struct kvt_key_extra *extras, size_t n_extras,
                    uint16_t group, uint32_t shard, struct kvt_key *keys, size_t max_keys);
@@ -44,7 +46,7 @@ void kvt_identity_init(struct kvt_identity *identity);
 
 /* Namespace of a cache: the first 16 bytes of SHA-256 over the canonical, length-prefixed record of
  * the identity, the layout (kinds, dtypes, groups, layers, heads, dims, block tokens) and the codec
- * format version. Returns 0, KVT_E_VERSION, KVT_E_INVAL. */
+ * format version. Returns 0, KVT_E_VERSION, KVT_E_INVAL, -ENOMEM. */
 int kvt_namespace_id(const struct kvt_identity *identity, const struct kvt_layout *layout,
                      uint8_t id[KVT_NS_BYTES]);
 

@@ -26,16 +26,26 @@ struct kvt_ring { /* each side's private view */
     struct kvt_ring_shared *shared;
     uint8_t *data;
     uint64_t capacity; /* bytes, power of two */
-    int event_fd;      /* rung by the producer, waited on by the consumer; borrowed */
+    uint64_t head;     /* consumer's own position: never read back from shared memory */
+    uint64_t tail;     /* producer's own position */
+    uint64_t peeked;   /* bytes that pop() will give back; 0 when nothing was peeked */
+    int event_fd;      /* rung by the producer, waited on by the consumer; borrowed; -1: none */
 };
 
-/* Bytes of memory for a ring of `capacity` data bytes (power of two, >= 4096). */
-size_t kvt_ring_bytes(uint64_t capacity);
-/* Lay a ring out in zeroed memory, or attach to one already laid out (init = 0). */
-int kvt_ring_init(struct kvt_ring *ring, void *memory, uint64_t capacity, int event_fd, int init);
+#define KVT_RING_CAPACITY_MIN 4096u
+#define KVT_RING_CAPACITY_MAX (1u << 30)
 
-/* Producer: space for a frame of `bytes` (multiple of 8, <= capacity/4); NULL when full. The frame
- * becomes visible at kvt_ring_push(), which also rings the consumer if it sleeps. */
+/* Bytes of memory for a ring of `capacity` data bytes (a power of two in the range above); 0 when
+ * the capacity is not one. */
+size_t kvt_ring_bytes(uint64_t capacity);
+/* Lay a ring out in zeroed memory (64-byte aligned), or attach to one already laid out (init = 0).
+ * 0; KVT_E_INVAL. */
+__attribute__((warn_unused_result)) int kvt_ring_init(struct kvt_ring *ring, void *memory,
+                                                      uint64_t capacity, int event_fd, int init);
+
+/* Producer: space for a frame of `bytes` (multiple of 8, > 0, <= capacity/4); NULL when full or
+ * when `bytes` is not such a number. The frame becomes visible at kvt_ring_push(), which also rings
+ * the consumer if it sleeps; it may push fewer bytes than were reserved, never more. */
 void *kvt_ring_reserve(struct kvt_ring *ring, uint32_t bytes);
 void kvt_ring_push(struct kvt_ring *ring, uint32_t bytes);
 
@@ -45,7 +55,8 @@ int kvt_ring_peek(struct kvt_ring *ring, const void **frame);
 void kvt_ring_pop(struct kvt_ring *ring);
 
 /* Consumer: announce sleep; returns 1 when it is safe to wait on event_fd, 0 when a frame arrived
- * meanwhile. kvt_ring_awake() ends it. */
+ * meanwhile. kvt_ring_awake() ends it; it does not read event_fd (several rings may share one):
+ * whoever waits on the fd empties it, before it looks into the rings. */
 int kvt_ring_sleep(struct kvt_ring *ring);
 void kvt_ring_awake(struct kvt_ring *ring);
 

@@ -1,0 +1,191 @@
+/* Single-producer single-consumer ring: see ring.h for layout, memory order and sleeping.
+ *
+ * Invariants: positions only grow; an offset is position modulo capacity; every frame is an 8-byte
+ * frame word and its bytes, contiguous; what does not fit before the end is skipped by a filler
+ * that ends exactly at the end. Each side keeps its own position privately, so a peer that
+ * scribbles over shared memory can stop the traffic, but not make this side read or write out of
+ * bounds. Threads: one producer, one consumer. It does not protect frame contents against a hostile
+ * peer that rewrites them after publication: consumers copy what they check.
+ */
+#include "base/ring.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+
+/* Frame word: low half the bytes that follow, high half what it is. */
+#define FRAME_MESSAGE 0x4b564652u /* "KVFR" */
+#define FRAME_FILLER 0x4b564649u  /* "KVFI" */
+#define FRAME_WORD_BYTES 8u
+
+static uint64_t frame_word(uint32_t kind, uint32_t bytes)
+{
+    return (uint64_t)kind << 32 | bytes;
+}
+
+static bool capacity_ok(uint64_t capacity)
+{
+    return capacity >= KVT_RING_CAPACITY_MIN && capacity <= KVT_RING_CAPACITY_MAX &&
+           (capacity & (capacity - 1)) == 0;
+}
+
+size_t kvt_ring_bytes(uint64_t capacity)
+{
+    return capacity_ok(capacity) ? sizeof(struct kvt_ring_shared) + (size_t)capacity : 0;
+}
+
+int kvt_ring_init(struct kvt_ring *ring, void *memory, uint64_t capacity, int event_fd, int init)
+{
+    if (!memory || (uintptr_t)memory % 64 || !capacity_ok(capacity))
+        return KVT_E_INVAL;
+    *ring = (struct kvt_ring){
+        .shared = memory,
+        .data = (uint8_t *)memory + sizeof(struct kvt_ring_shared),
+        .capacity = capacity,
+        .event_fd = event_fd,
+    };
+    if (init) {
+        atomic_init(&ring->shared->head, 0);
+        atomic_init(&ring->shared->tail, 0);
+        atomic_init(&ring->shared->sleeping, 0);
+    } else {
+        /* acquire: pairs with the peer's release of its position */
+        ring->head = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+        ring->tail = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
+        if (ring->head % 8 || ring->tail % 8 || ring->tail - ring->head > capacity)
+            return KVT_E_CORRUPT;
+    }
+    return 0;
+}
+
+static void ring_event(int fd)
+{
+    uint64_t one = 1;
+
+    if (fd < 0)
+        return;
+    /* EAGAIN: the counter is full, so the fd is readable anyway */
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+}
+
+/* Publish the producer's position; ring the consumer if it announced sleep. */
+static void publish_tail(struct kvt_ring *ring)
+{
+    struct kvt_ring_shared *shared = ring->shared;
+
+    /* seq_cst (and so release): Dekker with kvt_ring_sleep(), which stores sleeping, loads tail */
+    atomic_store_explicit(&shared->tail, ring->tail, memory_order_seq_cst);
+    if (atomic_load_explicit(&shared->sleeping, memory_order_seq_cst)) {
+        /* one ring per sleep is enough; the consumer's kvt_ring_awake() is the partner */
+        if (atomic_exchange_explicit(&shared->sleeping, 0, memory_order_seq_cst))
+            ring_event(ring->event_fd);
+    }
+}
+
+void *kvt_ring_reserve(struct kvt_ring *ring, uint32_t bytes)
+{
+    uint64_t head, used, offset, need, to_end;
+
+    if (!bytes || bytes % 8 || bytes > ring->capacity / 4)
+        return NULL;
+    /* acquire: pairs with pop()'s release, so the consumer is done with the space */
+    head = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
+    used = ring->tail - head;
+    if (used > ring->capacity)
+        return NULL; /* a peer's nonsense: looks full for ever */
+    offset = ring->tail & (ring->capacity - 1);
+    to_end = ring->capacity - offset;
+    need = FRAME_WORD_BYTES + bytes;
+    if (need > to_end) {
+        if (to_end + need > ring->capacity - used)
+            return NULL;
+        uint64_t word = frame_word(FRAME_FILLER, (uint32_t)(to_end - FRAME_WORD_BYTES));
+        memcpy(ring->data + offset, &word, sizeof word);
+        ring->tail += to_end;
+        /* release: the filler word before the position that shows it */
+        atomic_store_explicit(&ring->shared->tail, ring->tail, memory_order_release);
+        offset = 0;
+    } else if (need > ring->capacity - used) {
+        return NULL;
+    }
+    return ring->data + offset + FRAME_WORD_BYTES;
+}
+
+void kvt_ring_push(struct kvt_ring *ring, uint32_t bytes)
+{
+    uint64_t offset = ring->tail & (ring->capacity - 1);
+    uint64_t word = frame_word(FRAME_MESSAGE, bytes);
+
+    memcpy(ring->data + offset, &word, sizeof word);
+    ring->tail += FRAME_WORD_BYTES + bytes;
+    publish_tail(ring);
+}
+
+static void give_back(struct kvt_ring *ring, uint64_t bytes)
+{
+    ring->head += bytes;
+    /* release: our reads of the frame before the producer may overwrite it */
+    atomic_store_explicit(&ring->shared->head, ring->head, memory_order_release);
+}
+
+int kvt_ring_peek(struct kvt_ring *ring, const void **frame)
+{
+    for (;;) {
+        /* acquire: pairs with publish_tail() */
+        uint64_t tail = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
+        uint64_t used = tail - ring->head;
+        uint64_t offset = ring->head & (ring->capacity - 1);
+        uint64_t to_end = ring->capacity - offset;
+        uint64_t word;
+        uint32_t bytes;
+
+        if (!used)
+            return 0;
+        if (used > ring->capacity || used % 8)
+            return KVT_E_CORRUPT;
+        memcpy(&word, ring->data + offset, sizeof word);
+        bytes = (uint32_t)word;
+        if (word >> 32 == FRAME_FILLER) {
+            if (bytes + (uint64_t)FRAME_WORD_BYTES != to_end || to_end > used)
+                return KVT_E_CORRUPT;
+            give_back(ring, to_end);
+            continue;
+        }
+        if (word >> 32 != FRAME_MESSAGE || !bytes || bytes % 8 || bytes > ring->capacity / 4 ||
+            bytes + (uint64_t)FRAME_WORD_BYTES > KVT_MIN(to_end, used))
+            return KVT_E_CORRUPT;
+        ring->peeked = FRAME_WORD_BYTES + bytes;
+        *frame = ring->data + offset + FRAME_WORD_BYTES;
+        return (int)bytes;
+    }
+}
+
+void kvt_ring_pop(struct kvt_ring *ring)
+{
+    uint64_t bytes = ring->peeked;
+
+    ring->peeked = 0;
+    if (bytes)
+        give_back(ring, bytes);
+}
+
+int kvt_ring_sleep(struct kvt_ring *ring)
+{
+    /* seq_cst on both: Dekker with publish_tail() */
+    atomic_store_explicit(&ring->shared->sleeping, 1, memory_order_seq_cst);
+    if (atomic_load_explicit(&ring->shared->tail, memory_order_seq_cst) == ring->head)
+        return 1;
+    kvt_ring_awake(ring);
+    return 0;
+}
+
+void kvt_ring_awake(struct kvt_ring *ring)
+{
+    /* relaxed: a producer that still sees 1 rings once too often, which is harmless */
+    atomic_store_explicit(&ring->shared->sleeping, 0, memory_order_relaxed);
+}
