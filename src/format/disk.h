@@ -23,6 +23,11 @@
 #define KVT_TRAILER_MAGIC 0x30444e4554564bull      /* "KVTEND0" */
 #define KVT_JOURNAL_MAGIC 0x304e524a54564bull      /* "KVTJRN0" */
 
+#define KVT_BATCH_RECORDS_MAX 65535u /* a segment of 256 MiB has 65,536 pages */
+#define KVT_SEGMENT_BYTES_MIN (1u << 20)
+#define KVT_SEGMENT_BYTES_MAX (256u << 20)
+#define KVT_JOURNAL_ITEMS_MAX 55u
+
 struct kvt_superblock { /* 4 KiB; copy i at offset i * 4096 of file "superblock" */
     uint64_t magic;
     uint32_t version;
@@ -79,7 +84,7 @@ struct kvt_batch_header { /* header_pages pages, followed by the records */
     uint64_t previous; /* checksum of the batch before it in this life, 0 for the first: a walk
                           never steps from a new batch onto a stale one of the same generation */
     uint64_t zero;
-    uint64_t checksum; /* of the header before this field, then the entries */
+    uint64_t checksum; /* of the 56 bytes before it, then everything after it in header_pages */
     struct kvt_entry entries[];
 };
 static_assert(sizeof(struct kvt_batch_header) == 64, "batch header is 64 bytes");
@@ -116,7 +121,7 @@ struct kvt_journal_page { /* one append; 4 KiB; page i at offset i * 4096 */
         uint32_t reserved;
         struct kvt_full_key key; /* PURGE_NS: only ns counts */
         uint64_t value;
-    } items[55];
+    } items[KVT_JOURNAL_ITEMS_MAX];
     uint8_t zero[4096 - 32 - 55 * 72 - 8];
     uint64_t checksum;
 };
@@ -130,7 +135,10 @@ void kvt_journal_page_finish(struct kvt_journal_page *page);
 void kvt_batch_header_finish(struct kvt_batch_header *batch);
 
 /* Validate bytes read from location `where` (copy, segment or page number). 0; KVT_E_CORRUPT (torn,
- * foreign, misdirected); KVT_E_NEWER (magic fits, version is newer). Never reads past `bytes`. */
+ * foreign, misdirected); KVT_E_NEWER (magic and checksum fit, version is newer: the place of magic,
+ * version and checksum is the same in every future version, so a damaged version field is told
+ * from a newer one). Never reads past `bytes`, which for a batch may be fewer than its header needs:
+ * KVT_E_CORRUPT; kvt_batch_header_bytes() says how many to read. */
 int kvt_superblock_check(const struct kvt_superblock *superblock, uint32_t copy);
 int kvt_segment_header_check(const struct kvt_segment_header *header, uint32_t segment,
                              const uint8_t root_id[16]);
@@ -141,6 +149,13 @@ int kvt_journal_page_check(const struct kvt_journal_page *page, uint32_t number,
 int kvt_batch_header_check(const struct kvt_batch_header *batch, size_t bytes, uint32_t segment,
                            uint64_t generation, uint32_t page, uint32_t segment_pages);
 int kvt_entry_check(const struct kvt_entry *entry, uint32_t segment_pages);
+
+/* Bytes of the pages of a batch header with `count` entries; 0 when count is 0 or above
+ * KVT_BATCH_RECORDS_MAX. */
+uint32_t kvt_batch_header_bytes(uint32_t count);
+
+/* Checksum of the footer's entries, as the trailer keeps it. */
+uint64_t kvt_footer_checksum(const struct kvt_entry *entries, uint32_t count);
 
 /* Segment size rule: clamp(cap/64, 1 MiB, 256 MiB), rounded down to 4 KiB. */
 uint32_t kvt_segment_bytes_for(uint64_t cap_bytes);

@@ -8,6 +8,7 @@
 #define KVT_FORMAT_RECORD_H
 
 #include <assert.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -55,12 +56,19 @@ uint64_t kvt_record_checksum(const void *record, uint32_t record_bytes);
 
 /* Header fields that are plausible on their own: magic, version, sizes, lengths. 0, KVT_E_CORRUPT,
  * KVT_E_NEWER. */
-int kvt_record_header_check(const struct kvt_record_header *header);
+__attribute__((warn_unused_result)) int kvt_record_header_check(const struct kvt_record_header *header);
 
 /* Header check, expected key (optional) and checksum. want_checksum: the value that the store keeps
- * for this record, or 0 to trust the header's. 0 or KVT_E_CORRUPT, KVT_E_NEWER. */
-int kvt_record_verify(const void *record, uint32_t record_bytes, const struct kvt_full_key *key,
-                      uint64_t want_checksum);
+ * for this record, or 0 to trust the header's. 0 or KVT_E_CORRUPT, KVT_E_NEWER (the checksum fits and the
+ * version is newer). */
+__attribute__((warn_unused_result)) int kvt_record_verify(const void *record,
+                                                          uint32_t record_bytes,
+                                                          const struct kvt_full_key *key,
+                                                          uint64_t want_checksum);
+
+/* Canonical form: lengths in range, bytes past them and reserved ones zero. */
+bool kvt_full_key_ok(const struct kvt_full_key *key);
+bool kvt_parent_ok(const uint8_t parent[KVT_HASH_BYTES_MAX], uint8_t parent_len);
 
 void kvt_full_key_make(struct kvt_full_key *out, const uint8_t ns[KVT_NS_BYTES],
                        const struct kvt_key *key);
