@@ -1,4 +1,5 @@
-/* Shared by every subcommand: option parsing, JSON output, progress. Tools only, not the library. */
+/* Shared by every subcommand: option parsing, JSON output, progress. Tools only, not the library.
+ */
 #ifndef KVT_TOOLS_CLI_H
 #define KVT_TOOLS_CLI_H
 
@@ -10,8 +11,8 @@
 enum { KVT_EXIT_OK = 0, KVT_EXIT_PROBLEM = 1, KVT_EXIT_USAGE = 2 };
 
 struct kvt_command {
-    const char *name;    /* "bench codec" style names use two words */
-    const char *summary; /* one line for `kvtier --help` */
+    const char *name;                  /* "bench codec" style names use two words */
+    const char *summary;               /* one line for `kvtier --help` */
     int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns an exit code */
 };
 
@@ -20,11 +21,11 @@ struct kvt_cli_option {
     const char *name;    /* without dashes; "--name value" and "--name=value" are taken */
     const char *metavar; /* shown in help: "DIR", "N", "SIZE" */
     const char *help;
-    int *flag;           /* set to 1 when given */
-    const char **text;   /* borrowed from argv */
-    int64_t *number;     /* decimal integer within [min, max] */
-    uint64_t *size;      /* bytes with a unit, "4GiB" */
-    int64_t min, max;    /* for number and size; both 0: any */
+    int *flag;         /* set to 1 when given */
+    const char **text; /* borrowed from argv */
+    int64_t *number;   /* decimal integer within [min, max] */
+    uint64_t *size;    /* bytes with a unit, "4GiB" */
+    int64_t min, max;  /* for number and size; both 0: any */
 };
 
 /* Parse argv[1..]. Positional words go to positional[0..max), their number to *count.
@@ -37,7 +38,7 @@ int kvt_cli_parse(const char *command, const char *usage, const struct kvt_cli_o
 
 /* Print "kvtier <command>: message" to stderr. */
 __attribute__((format(printf, 2, 3))) void kvt_cli_error(const char *command, const char *format,
-                                                          ...);
+                                                         ...);
 
 /* Write a JSON document to stdout, one line per call, and free it. Returns KVT_EXIT_OK, or
  * KVT_EXIT_PROBLEM when stdout failed. */

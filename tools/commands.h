@@ -1,0 +1,18 @@
+/* The subcommands of `kvtier`. To add one: write cmd_<name>.c, list it in tools/CMakeLists.txt, add
+ * a line here. */
+#ifndef KVT_TOOLS_COMMANDS_H
+#define KVT_TOOLS_COMMANDS_H
+
+/* X("name", function, "one line for kvtier --help"); a name may have two words. */
+#define KVT_COMMANDS(X)
+
+/* Commands that need the llama.cpp adapter; a build without it says how to get it. */
+#define KVT_COMMANDS_LLAMA(X) \
+    X("demo", kvt_cmd_demo, "a real model answers over a long document, cold and remembered")
+
+#define KVT_X(name, function, summary) int function(int argc, char **argv);
+KVT_COMMANDS(KVT_X)
+KVT_COMMANDS_LLAMA(KVT_X)
+#undef KVT_X
+
+#endif

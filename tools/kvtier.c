@@ -1,0 +1,128 @@
+/* The kvtier binary: finds the subcommand and runs it. The table is in commands.h.
+ *
+ * Exit codes: 0 ok, 1 the command found a problem, 2 the command line was wrong.
+ * Threads: none of its own.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/parse.h"
+#include "cli.h"
+#include "commands.h"
+#include "kvtier/version.h"
+
+#ifndef KVT_HAVE_LLAMA
+int kvt_cmd_demo(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    kvt_cli_error("demo", "this build has no llama.cpp adapter; 'make demo' builds one");
+    return KVT_EXIT_PROBLEM;
+}
+#endif
+
+static const struct kvt_command commands[] = {
+#define KVT_X(name, function, summary) {name, summary, function},
+    KVT_COMMANDS_LLAMA(KVT_X) KVT_COMMANDS(KVT_X)
+#undef KVT_X
+};
+
+static void print_usage(void)
+{
+    printf("usage: kvtier COMMAND [OPTION...]\n\n"
+           "Keeps a language model's KV cache in DRAM and on disk.\n\n");
+    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++)
+        printf("  %-12s %s\n", commands[i].name, commands[i].summary);
+    printf("\n  kvtier COMMAND --help   options of a command; each has --json\n"
+           "  kvtier --version        version and build\n\n"
+           "exit codes: 0 ok, 1 found a problem, 2 wrong usage\n");
+}
+
+/* How many words of argv[1..] name this command (1 or 2), or 0. */
+static int match(const struct kvt_command *command, int argc, char **argv)
+{
+    const char *space = strchr(command->name, ' ');
+
+    if (!space)
+        return strcmp(command->name, argv[1]) == 0;
+    size_t first = (size_t)(space - command->name);
+    if (argc < 3 || strlen(argv[1]) != first || memcmp(command->name, argv[1], first) != 0)
+        return 0;
+    return strcmp(space + 1, argv[2]) == 0 ? 2 : 0;
+}
+
+/* Whether word is the first word of a two-word command; prints those commands if so. */
+static int print_family(const char *word)
+{
+    size_t len = strlen(word);
+    int found = 0;
+
+    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++) {
+        if (strncmp(commands[i].name, word, len) != 0 || commands[i].name[len] != ' ')
+            continue;
+        if (!found++)
+            printf("usage: kvtier %s WHAT [OPTION...]\n\n", word);
+        printf("  %-12s %s\n", commands[i].name + len + 1, commands[i].summary);
+    }
+    return found;
+}
+
+static int unknown_command(int argc, char **argv)
+{
+    const char *names[KVT_ARRAY_LEN(commands)];
+    char words[128];
+
+    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++)
+        names[i] = commands[i].name;
+    snprintf(words, sizeof(words), "%s", argv[1]);
+    const char *near = kvt_nearest(words, names, KVT_ARRAY_LEN(commands));
+    if (argc > 2 && argv[2][0] != '-') { /* "bench codecs" is nearer to "bench codec" */
+        snprintf(words, sizeof(words), "%s %s", argv[1], argv[2]);
+        const char *both = kvt_nearest(words, names, KVT_ARRAY_LEN(commands));
+        if (both && strchr(both, ' '))
+            near = both;
+    }
+    if (near)
+        kvt_cli_error("", "unknown command '%s'; did you mean '%s'?", argv[1], near);
+    else
+        kvt_cli_error("", "unknown command '%s'; see 'kvtier --help'", argv[1]);
+    return KVT_EXIT_USAGE;
+}
+
+static int run(int argc, char **argv)
+{
+    if (argc < 2) {
+        print_usage();
+        return KVT_EXIT_USAGE;
+    }
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
+        print_usage();
+        return KVT_EXIT_OK;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        printf("%s\n", kvt_build_info());
+        return KVT_EXIT_OK;
+    }
+    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++) {
+        int words = match(&commands[i], argc, argv);
+        if (words)
+            return commands[i].run(argc - words, argv + words);
+    }
+    if (argc == 2 || !strcmp(argv[2], "--help"))
+        if (print_family(argv[1]))
+            return argc == 2 ? KVT_EXIT_USAGE : KVT_EXIT_OK;
+    return unknown_command(argc, argv);
+}
+
+int main(int argc, char **argv)
+{
+    int rc = run(argc, argv);
+
+    if (fflush(stdout) || ferror(stdout)) { /* a full disk behind a redirection is a failure */
+        kvt_cli_error("", "cannot write to standard output: %s", strerror(errno));
+        return rc ? rc : KVT_EXIT_PROBLEM;
+    }
+    return rc;
+}
