@@ -1,1 +1,26 @@
-# (the install rules follow with the packaging commit)
+# make install: libkvtier.so, headers, the tool, kvtier.pc, and a CMake package. Everything finds its
+# neighbours relative to its own place, so that the prefix may be chosen at install time.
+include(CMakePackageConfigHelpers)
+
+install(TARGETS kvtier EXPORT kvtierTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(DIRECTORY include/kvtier DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING
+        PATTERN "*.h" PATTERN llama.h EXCLUDE)
+
+file(RELATIVE_PATH KVT_BIN_TO_LIB /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_LIBDIR})
+set_target_properties(kvtier_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${KVT_BIN_TO_LIB}")
+install(TARGETS kvtier_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+set(KVT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/kvtier)
+install(EXPORT kvtierTargets NAMESPACE kvtier:: DESTINATION ${KVT_CMAKE_DIR})
+configure_package_config_file(cmake/kvtierConfig.cmake.in ${CMAKE_BINARY_DIR}/kvtierConfig.cmake
+                              INSTALL_DESTINATION ${KVT_CMAKE_DIR})
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/kvtierConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/kvtierConfig.cmake ${CMAKE_BINARY_DIR}/kvtierConfigVersion.cmake
+        DESTINATION ${KVT_CMAKE_DIR})
+
+file(RELATIVE_PATH KVT_PC_TO_PREFIX /p/${CMAKE_INSTALL_LIBDIR}/pkgconfig /p)
+string(REGEX REPLACE "/$" "" KVT_PC_TO_PREFIX "${KVT_PC_TO_PREFIX}")
+configure_file(cmake/kvtier.pc.in ${CMAKE_BINARY_DIR}/kvtier.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/kvtier.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
