@@ -1,0 +1,33 @@
+#!/bin/bash
+# Configure a preset and build targets of it: build.sh release|dev|asan|tsan [TARGET...]
+# KVT_LLAMA_PREFIX in the environment adds the llama.cpp adapter; a build keeps it once it has it.
+# Quiet unless something fails.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+preset=${1:?usage: build.sh PRESET [TARGET...]}
+shift
+dir=build
+[ "$preset" = release ] || dir=build-$preset
+log=$dir/build.log
+mkdir -p "$dir"
+
+options=()
+if [ "$preset" = release ] && [ -n "${KVT_LLAMA_PREFIX:-}" ]; then
+    options+=("-DKVT_LLAMA_PREFIX=$KVT_LLAMA_PREFIX")
+fi
+# A second compiler sees the code for free: clang, where there is one, makes the thread sanitizer's.
+if [ "$preset" = tsan ] && [ ! -e "$dir/CMakeCache.txt" ] && command -v clang >/dev/null; then
+    options+=(-DCMAKE_C_COMPILER=clang)
+fi
+if ! cmake --preset "$preset" "${options[@]}" >"$log" 2>&1; then
+    cat "$log" >&2
+    exit 1
+fi
+targets=()
+[ $# -eq 0 ] || targets=(--target "$@")
+if ! cmake --build "$dir" -j "${JOBS:-$(nproc)}" "${targets[@]}" >>"$log" 2>&1; then
+    grep -v '^\[[0-9]*/[0-9]*\] Building' "$log" | tail -n 80 >&2
+    echo "build.sh: building '$preset' failed; the whole log is $log" >&2
+    exit 1
+fi

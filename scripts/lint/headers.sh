@@ -1,0 +1,18 @@
+#!/bin/bash
+# Every header compiles alone: public ones as C11 and C++17 with nothing but include/ in sight,
+# internal ones as C17.
+set -uo pipefail
+
+failed=0
+strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only)
+for header in include/kvtier/*.h; do
+    cc -std=c11 "${strict[@]}" -I include -x c "$header" -Wno-pragma-once-outside-header 2>&1 ||
+        { echo "$header: not a C11 header on its own"; failed=1; }
+    c++ -std=c++17 "${strict[@]}" -I include -x c++ "$header" 2>&1 ||
+        { echo "$header: not a C++17 header on its own"; failed=1; }
+done
+while read -r header; do
+    cc -std=c17 -D_GNU_SOURCE -Wall -Wextra -Werror -fsyntax-only -I include -I src -I tools \
+        -x c "$header" 2>&1 || { echo "$header: does not compile on its own"; failed=1; }
+done < <(find src tools -name '*.h' | sort)
+exit $failed

@@ -1,0 +1,47 @@
+#!/bin/bash
+# Every test from nothing: set-up, llama.cpp and the model, three builds (release, address and
+# undefined sanitizers, thread sanitizer), then one ctest run over all of them; its summary is the
+# last thing printed. KVT_TEST_LLAMA=0 leaves llama.cpp out, and says so.
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+jobs=${JOBS:-$(nproc)}
+steps=()
+
+step() { # step NAME COMMAND...: run, time, remember; stop at the first failure
+    local name=$1 start=$SECONDS
+    shift
+    echo "== $name"
+    if ! "$@"; then
+        echo "== $name FAILED after $((SECONDS - start)) s" >&2
+        exit 1
+    fi
+    steps+=("$name $((SECONDS - start)) s")
+}
+
+prefix_of_llama() {
+    KVT_LLAMA_PREFIX=$(scripts/build-llama.sh) && export KVT_LLAMA_PREFIX
+}
+fetch_model() { scripts/fetch-model.sh >/dev/null; }
+
+step set-up scripts/setup.sh test
+if [ "${KVT_TEST_LLAMA:-1}" = 1 ]; then
+    step llama.cpp prefix_of_llama
+    step model fetch_model
+else
+    steps+=("llama.cpp left out (KVT_TEST_LLAMA=0)")
+fi
+step "build release" scripts/build.sh release
+step "build asan" scripts/build.sh asan
+step "build tsan" scripts/build.sh tsan
+
+mkdir -p build/ctest
+root=$(pwd)
+echo "subdirs(\"$root/build\" \"$root/build-asan\" \"$root/build-tsan\")" >build/ctest/CTestTestfile.cmake
+
+printf '== %s\n' "steps so far:" "${steps[@]}" "ctest over release, asan and tsan"
+# Absent sanitizer features must not pass silently.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
+exec ctest --test-dir build/ctest --output-on-failure -j "$jobs" </dev/null
