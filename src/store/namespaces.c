@@ -1,0 +1,159 @@
+/* The namespace table: ids to small numbers, and record lengths by map. See namespaces.h.
+ * Threads: the store's owner. Allocates at init only.
+ */
+#include "store/namespaces.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvtier/error.h"
+
+#define CELLS (KVT_NAMESPACES_MAX * 2u) /* power of two; never more than half full */
+
+int kvt_namespaces_init(struct kvt_namespaces *spaces)
+{
+    memset(spaces, 0, sizeof(*spaces));
+    spaces->table = calloc(KVT_NAMESPACES_MAX, sizeof(*spaces->table));
+    spaces->hash = calloc(CELLS, sizeof(*spaces->hash));
+    if (spaces->table && spaces->hash)
+        return 0;
+    kvt_namespaces_destroy(spaces);
+    return -ENOMEM;
+}
+
+void kvt_namespaces_destroy(struct kvt_namespaces *spaces)
+{
+    free(spaces->table);
+    free(spaces->hash);
+    memset(spaces, 0, sizeof(*spaces));
+}
+
+static uint32_t home_of(const uint8_t id[KVT_NS_BYTES])
+{
+    uint32_t word;
+
+    memcpy(&word, id, sizeof(word)); /* ids are hashes: any four bytes will do */
+    return word & (CELLS - 1);
+}
+
+static uint32_t cell_of(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES])
+{
+    uint32_t cell = home_of(id);
+
+    while (spaces->hash[cell] &&
+           memcmp(spaces->table[spaces->hash[cell] - 1].id, id, KVT_NS_BYTES) != 0)
+        cell = (cell + 1) & (CELLS - 1);
+    return cell;
+}
+
+uint32_t kvt_namespaces_find(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES])
+{
+    uint16_t value = spaces->hash[cell_of(spaces, id)];
+
+    return value ? value - 1u : KVT_NS_NONE;
+}
+
+static void rebuild(struct kvt_namespaces *spaces)
+{
+    memset(spaces->hash, 0, CELLS * sizeof(*spaces->hash));
+    for (uint32_t i = 0; i < spaces->touched; i++)
+        if (spaces->table[i].used)
+            spaces->hash[cell_of(spaces, spaces->table[i].id)] = (uint16_t)(i + 1);
+}
+
+/* A number for a new namespace: an unused one, else one of an empty, never opened namespace. */
+static uint32_t number_take(struct kvt_namespaces *spaces)
+{
+    if (spaces->touched < KVT_NAMESPACES_MAX)
+        return spaces->touched++;
+    for (uint32_t i = 0; i < spaces->touched; i++) {
+        struct kvt_namespace *ns = &spaces->table[i];
+
+        if (ns->used && (ns->opened || ns->purging || ns->blocks))
+            continue;
+        spaces->used -= ns->used;
+        ns->used = 0;
+        rebuild(spaces);
+        return i;
+    }
+    return KVT_NS_NONE;
+}
+
+uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES])
+{
+    uint32_t number = kvt_namespaces_find(spaces, id);
+    struct kvt_namespace *ns;
+
+    if (number != KVT_NS_NONE)
+        return number;
+    number = number_take(spaces);
+    if (number == KVT_NS_NONE)
+        return number;
+    ns = &spaces->table[number];
+    memset(ns, 0, sizeof(*ns));
+    memcpy(ns->id, id, KVT_NS_BYTES);
+    ns->used = 1;
+    spaces->used++;
+    spaces->hash[cell_of(spaces, id)] = (uint16_t)(number + 1);
+    return number;
+}
+
+static int lengths_check(const struct kvt_msg_ns_open *open)
+{
+    int any = 0;
+
+    if (open->group_count != 1 || !open->block_tokens || open->block_tokens > KVT_BLOCK_TOKENS_MAX)
+        return KVT_E_INVAL;
+    for (unsigned map = 0; map < 8; map++) {
+        uint32_t bytes = open->record_bytes[map];
+
+        if (!bytes)
+            continue;
+        if (map == 0 || map == 7 || bytes % KVT_PAGE_BYTES || bytes > KVT_RECORD_BYTES_MAX)
+            return KVT_E_INVAL;
+        any = 1;
+    }
+    return any ? 0 : KVT_E_INVAL;
+}
+
+long kvt_namespaces_open(struct kvt_namespaces *spaces, const struct kvt_msg_ns_open *open)
+{
+    int err = lengths_check(open);
+    struct kvt_namespace *ns;
+    uint32_t number;
+
+    if (err)
+        return err;
+    number = kvt_namespaces_add(spaces, open->id);
+    if (number == KVT_NS_NONE)
+        return KVT_E_LIMIT;
+    ns = &spaces->table[number];
+    if (ns->opened && ns->block_tokens != open->block_tokens)
+        return KVT_E_LAYOUT;
+    for (unsigned map = 1; map <= 6; map++) {
+        uint32_t pages = open->record_bytes[map] / KVT_PAGE_BYTES;
+
+        if (ns->record_pages[map] && pages && ns->record_pages[map] != pages)
+            return KVT_E_LAYOUT;
+    }
+    for (unsigned map = 1; map <= 6; map++)
+        if (open->record_bytes[map])
+            ns->record_pages[map] = open->record_bytes[map] / KVT_PAGE_BYTES;
+    ns->opened = 1;
+    ns->block_tokens = open->block_tokens;
+    memcpy(ns->label, open->label, sizeof(ns->label));
+    ns->label[sizeof(ns->label) - 1] = 0;
+    return (long)number;
+}
+
+bool kvt_namespaces_learn(struct kvt_namespaces *spaces, uint32_t ns, uint8_t map, uint32_t pages)
+{
+    struct kvt_namespace *n = &spaces->table[ns];
+
+    if (map >= KVT_NS_MAPS || !pages)
+        return false;
+    if (!n->record_pages[map])
+        n->record_pages[map] = pages;
+    return n->record_pages[map] == pages;
+}

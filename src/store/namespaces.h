@@ -1,0 +1,65 @@
+/* Namespaces that the store knows: those opened by clients and those whose records recovery found.
+ *
+ * Rules
+ *  1. A map of a namespace has one record length. Whoever says it first (an open, a record on disk)
+ *     fixes it; a record of another length is refused.
+ *  2. A handle (number + 1) is given out by open and stays valid until close of the store; only
+ *     namespaces that were never opened are forgotten, when they hold no block and room is needed.
+ * Threads: the store's owner. A fixed table: at most KVT_NAMESPACES_MAX.
+ */
+#ifndef KVT_STORE_NAMESPACES_H
+#define KVT_STORE_NAMESPACES_H
+
+#include <stdbool.h>
+
+#include "format/message.h"
+
+#define KVT_NAMESPACES_MAX 4096u /* 12 bits of an index entry */
+#define KVT_NS_NONE UINT32_MAX
+#define KVT_NS_MAPS 16u
+
+struct kvt_namespace {
+    uint8_t id[KVT_NS_BYTES];
+    uint32_t record_pages[KVT_NS_MAPS]; /* 0: not known */
+    uint32_t block_tokens;              /* 0 until opened */
+    uint64_t blocks;                    /* entries of the index */
+    uint8_t used;
+    uint8_t opened;
+    uint8_t purging; /* everything in it is a miss until the purge has ended */
+    char label[64];
+};
+
+struct kvt_namespaces {
+    struct kvt_namespace *table;
+    uint32_t touched;
+    uint32_t used;
+    uint16_t *hash; /* id -> number + 1, open addressing */
+};
+
+__attribute__((warn_unused_result)) int kvt_namespaces_init(struct kvt_namespaces *spaces);
+void kvt_namespaces_destroy(struct kvt_namespaces *spaces);
+
+uint32_t kvt_namespaces_find(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES]);
+/* Find or add. KVT_NS_NONE when the table is full of namespaces in use. */
+uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES]);
+
+/* Open by message: checks lengths against what is known. The number, KVT_E_LAYOUT, KVT_E_LIMIT,
+ * KVT_E_INVAL. */
+long kvt_namespaces_open(struct kvt_namespaces *spaces, const struct kvt_msg_ns_open *open);
+
+/* Learn the length of a record found on disk: false when it contradicts what is known. */
+bool kvt_namespaces_learn(struct kvt_namespaces *spaces, uint32_t ns, uint8_t map, uint32_t pages);
+
+static inline struct kvt_namespace *kvt_namespace_at(const struct kvt_namespaces *spaces,
+                                                     uint32_t ns)
+{
+    return &spaces->table[ns];
+}
+
+static inline uint32_t kvt_namespace_record_bytes(const struct kvt_namespaces *spaces, uint32_t ns,
+                                                  uint32_t map)
+{
+    return spaces->table[ns].record_pages[map] * KVT_PAGE_BYTES;
+}
+
+#endif
