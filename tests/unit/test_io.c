@@ -6,7 +6,6 @@
  *         offsets and sizes; that misaligned ones (C43) are refused, not mangled, is a case here;
  * the client's staging copies serve callers with other alignments.
  */
-#include <cmocka.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,6 +13,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include <cmocka.h>
 
 #include <errno.h>
 #include <poll.h>
