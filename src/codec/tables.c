@@ -1,0 +1,13 @@
+/* Constants of the codec (tables.h). */
+#include "codec/tables.h"
+
+const uint8_t kvt_c4_levels[KVT_C4_COUNT] = {6, 18, 31, 44, 58, 75, 96, 127};
+const uint8_t kvt_c4_thresholds[KVT_C4_COUNT - 1] = {24, 49, 75, 102, 133, 171, 223};
+
+const uint8_t kvt_c5_levels[KVT_C5_COUNT] = {3,  8,  13, 18, 24, 29, 35,  41,
+                                             47, 54, 61, 70, 79, 90, 105, 127};
+const uint8_t kvt_c5_thresholds[KVT_C5_COUNT - 1] = {11,  21,  31,  42,  53,  64,  76, 88,
+                                                     101, 115, 131, 149, 169, 195, 232};
+
+const uint8_t kvt_sign_bits[16] = {0x44, 0x49, 0xd0, 0x42, 0x3e, 0xe5, 0x76, 0xb2,
+                                   0x56, 0x8f, 0x0c, 0x4d, 0xaf, 0x5e, 0x0c, 0x9f};

@@ -1,0 +1,47 @@
+#!/bin/bash
+# Goal: what `make install` leaves behind is enough to build and run a program outside the tree.
+# Method: install into an empty prefix, and once below DESTDIR; build examples/remember.c by
+# pkg-config and by find_package; run both, the second time against the directory that the first
+# left; run the installed tool from its new place.   run.sh SOURCE_DIR BUILD_DIR
+set -euo pipefail
+
+source_dir=$1
+build_dir=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+fail() { echo "install: $*" >&2; exit 1; }
+
+cmake --install "$build_dir" --prefix "$prefix" >"$work/log" || { cat "$work/log"; exit 1; }
+DESTDIR=$work/dest cmake --install "$build_dir" --prefix /opt/kvtier >>"$work/log"
+[ -x "$work/dest/opt/kvtier/bin/kvtier" ] || fail "DESTDIR is not obeyed"
+for header in "$source_dir"/include/kvtier/*.h; do # llama.h comes with its own library
+    name=${header##*/}
+    [ "$name" = llama.h ] || [ -e "$prefix/include/kvtier/$name" ] || fail "$name is not installed"
+done
+
+PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvtier.pc)")
+LD_LIBRARY_PATH=$(dirname "$(find "$prefix" -name libkvtier.so)")
+export PKG_CONFIG_PATH LD_LIBRARY_PATH
+[ "$(pkg-config --modversion kvtier)" = "$("$prefix/bin/kvtier" --version | grep -o '[0-9.]*' | head -n 1)" ] ||
+    fail "kvtier.pc and the tool disagree on the version"
+mkdir "$work/outside"
+cp "$source_dir/examples/remember.c" "$source_dir"/tests/install/{CMakeLists.txt,from_cxx.cpp} \
+    "$work/outside"
+read -ra flags < <(pkg-config --cflags --libs kvtier)
+cc -std=c11 -Wall -Wextra -Werror -o "$work/by_pkg_config" "$work/outside/remember.c" "${flags[@]}"
+"$work/by_pkg_config" "$work/store" | tee "$work/first"
+grep -q 'found before: 0 blocks' "$work/first" || fail "a new directory holds blocks"
+grep -q 'the same' "$work/first" || fail "loaded bytes differ"
+
+cmake -S "$work/outside" -B "$work/outside/build" -DCMAKE_PREFIX_PATH="$prefix" \
+    >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+cmake --build "$work/outside/build" >>"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$work/outside/build/remember" "$work/store" | tee "$work/second"
+grep -q 'found before: 2 blocks' "$work/second" || fail "blocks did not survive the process"
+"$work/outside/build/from_cxx"
+
+unset LD_LIBRARY_PATH # the tool must find what it needs by itself
+"$prefix/bin/kvtier" stat "$work/store" --json | tee "$work/stat"
+grep -q '"records":2' "$work/stat" || fail "the installed tool does not see the two records"
+echo "install: pkg-config, CMake package, C++ and the installed tool work"
