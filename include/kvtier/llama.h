@@ -3,11 +3,17 @@
  * Purpose:  given an unpatched llama_context and a token list, restore the longest stored prefix by
  *           sequence-state calls, and store new full blocks afterwards.
  * Threads:  one thread at a time per kvt_llama, the one that uses the context.
- * Errors:   error.h; kvt_llama_error() has the sentence. Lifetime: the context and the cache
- *           outlive the adapter.
- * Supported: attention-only, unified KV cache (kv_unified), flash attention on, one position per
- *           token, no sliding window, no recurrent state. Anything else is refused with the reason.
- * Limits: a spare sequence id is used for staging: create the context with n_seq_max >= 2.
+ * Errors:   error.h; kvt_llama_error() has the sentence. Doubt about a state is a miss, counted
+ *           (kvt_llama_stats_each()). Lifetime: the context and the cache outlive the adapter.
+ * Supported: decoder-only attention models with a unified KV cache of F16, BF16 or F32 (one
+ *           sequence, or kv_unified = true), flash attention on, one position per token, no sliding
+ *           window, no recurrent state, no latent (MLA) rows. Anything else is refused with the
+ *           reason.
+ * The caller's side of the bargain: the tokens are what the sequence holds; after the adapter was
+ *           attached, LoRA adapters, control vectors and causal attention are not changed; text
+ *           only, no embeddings as input.
+ * Linking:  libkvtier-llama leaves the symbols of llama.cpp undefined, so that it works on the
+ *           program's own copy; docs/llama.md.
  */
 #ifndef KVTIER_LLAMA_H
 #define KVTIER_LLAMA_H
@@ -19,58 +25,87 @@ extern "C" {
 #endif
 
 struct llama_context;
+struct llama_context_params;
 struct kvt_llama;
 
 struct kvt_llama_opts {
     size_t struct_size;
-    uint32_t block_tokens;  /* 16 by default; multiple of 16 */
-    uint32_t window_tokens; /* most recent tokens kept at kv8; 4096 by default */
-    int level;              /* enum kvt_level; DEFAULT: the configured level */
-    int32_t staging_seq;    /* spare sequence id; < 0: n_seq_max - 1 */
-    const char *model_path; /* file whose digest identifies the weights; required */
+    /* The parameters the context was made from; required, borrowed during the call: they hold the
+     * RoPE scaling and cache types, which a context does not tell. */
+    const struct llama_context_params *context_params;
+    const char *model_path; /* the (first) file of the model; its digest names it; required */
+    const char *lora;       /* digest and scale of every LoRA adapter or control vector set on
+                               the context, any canonical text; NULL without */
+    const char *digest_dir; /* where digests of model files are remembered; NULL: nowhere, the
+                               whole file is read by every kvt_llama_new() */
     const void *salt;       /* tenant salt, any bytes; optional */
     size_t salt_len;
+    uint32_t block_tokens;  /* 16 by default; multiple of 16 */
+    uint32_t window_tokens; /* most recent tokens of a saved prompt kept at kv8; default 4096 */
+    int level;              /* enum kvt_level of blocks outside the window; DEFAULT: kv4 */
+    int min_level;          /* enum kvt_level that a restored block must have; DEFAULT: any */
+    int32_t staging_seq;    /* spare sequence id; < 0: n_seq_max - 1 */
 };
 void kvt_llama_opts_init(struct kvt_llama_opts *opts);
 
-/* Attach to a context. Reads the model file once for its digest (cached by size, mtime and inode in
- * memory only). 0; KVT_E_UNSUPPORTED with the reason in error; KVT_E_*; -errno. Owned until
- * kvt_llama_free(). */
+/* Check that a GGUF file is whole: magic, version, and every tensor within the file; cheap, no
+ * tensor is read. 0; -errno; KVT_E_UNSUPPORTED or KVT_E_CORRUPT with the reason in error. */
+int kvt_llama_check_file(const char *model_path, char *error, size_t error_len);
+
+/* Attach to a context: decodes one token in the spare sequence to see what its state looks like
+ * (the logits of the last decode are lost), and removes it again. The spare sequence must be empty
+ * now and whenever the adapter is called; with n_seq_max = 1 sequence 0 is used, must be empty now,
+ * and a save copies the whole sequence.
+ * 0; KVT_E_UNSUPPORTED, KVT_E_ENGINE, KVT_E_INVAL with the reason in error; other codes of
+ * kvt_ns_open(); -errno. Owned until kvt_llama_free(), which waits for saves. */
 int kvt_llama_new(struct kvt_cache *cache, struct llama_context *ctx,
                   const struct kvt_llama_opts *opts, struct kvt_llama **out, char *error,
                   size_t error_len);
-void kvt_llama_free(struct kvt_llama *llama);
+void kvt_llama_free(struct kvt_llama *llama); /* NULL is allowed */
 
 struct kvt_llama_report {
     size_t struct_size;
+    size_t tokens_usable; /* of whole blocks, one token left to compute */
+    size_t tokens_found;  /* leading run that the store had */
     size_t tokens_loaded; /* tokens [0, tokens_loaded) are in the context now */
-    size_t blocks_dram;
+    size_t blocks_dram;   /* loaded from each tier */
     size_t blocks_disk;
     uint64_t bytes_moved; /* record bytes */
+    int64_t lookup_ns;
     int64_t load_ns;      /* store -> host staging, decoded */
     int64_t set_state_ns; /* host staging -> context */
 };
 
 /* Restore the longest stored prefix of tokens[0..n) into sequence seq, which must be empty: the
  * caller computes the rest. At least one token is always left to compute.
- * Returns the number of tokens restored (0: nothing found), or a negative error, after which the
- * sequence is empty. report: optional. */
+ * Blocks: while blocks are read and decoded. Allocates: staging memory, kept for the next call.
+ * Returns the number of tokens restored (0: nothing found, or a state that was not beyond doubt),
+ * or a negative error; after 0 and after an error the sequence is empty.
+ * report: optional, struct_size set by the caller. */
 long kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, size_t n,
                        struct kvt_llama_report *report);
 
 /* Store the full blocks of tokens[0..n), which sequence seq holds at positions 0..n-1, that are not
- * yet stored. Blocks for the copy out of the context, not for encoding or the disk.
- * Returns blocks queued, or a negative error. */
+ * yet stored. Blocks for the copy out of the context, not for encoding or the disk. Blocks of a
+ * sequence that were restored from a lossy record and are gone from the store are stored at kv8.
+ * Returns blocks queued (0: all there, or dropped because four saves are in flight), or a negative
+ * error. */
 long kvt_llama_save(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, size_t n);
 
-/* Wait until everything saved so far has been encoded and committed. 0 or the first error. */
+/* Wait until everything saved so far has been encoded and committed. 0, or the first error of a
+ * block since the last call. */
 int kvt_llama_sync(struct kvt_llama *llama);
 
-/* Bytes of one token in the engine's cache, and the namespace id (16 bytes, borrowed). */
+/* Bytes of one token in the engine's cache, and the namespace (for kvt_purge(), kvt_pin()) and its
+ * id (16 bytes); borrowed while llama lives. */
 size_t kvt_llama_token_bytes(const struct kvt_llama *llama);
+struct kvt_ns *kvt_llama_ns(struct kvt_llama *llama);
 const uint8_t *kvt_llama_ns_id(const struct kvt_llama *llama);
 
-/* The sentence of the last failure. Borrowed until the next call. */
+/* The adapter's own counters, like kvt_stats_each(). */
+void kvt_llama_stats_each(const struct kvt_llama *llama, kvt_stats_fn fn, void *arg);
+
+/* The sentence of the last failure; "" before the first. Borrowed until the next call. */
 const char *kvt_llama_error(const struct kvt_llama *llama);
 
 #ifdef __cplusplus
