@@ -127,6 +127,8 @@ struct kvt_journal_page { /* one append; 4 KiB; page i at offset i * 4096 */
 };
 static_assert(sizeof(struct kvt_journal_page) == 4096, "journal page is one page");
 
+#define KVT_DISK_RESULT __attribute__((warn_unused_result))
+
 /* Fill in the checksum (last field, or the batch header's rule). */
 void kvt_superblock_finish(struct kvt_superblock *superblock);
 void kvt_segment_header_finish(struct kvt_segment_header *header);
@@ -137,18 +139,20 @@ void kvt_batch_header_finish(struct kvt_batch_header *batch);
 /* Validate bytes read from location `where` (copy, segment or page number). 0; KVT_E_CORRUPT (torn,
  * foreign, misdirected); KVT_E_NEWER (magic and checksum fit, version is newer: the place of magic,
  * version and checksum is the same in every future version, so a damaged version field is told
- * from a newer one). Never reads past `bytes`, which for a batch may be fewer than its header needs:
- * KVT_E_CORRUPT; kvt_batch_header_bytes() says how many to read. */
-int kvt_superblock_check(const struct kvt_superblock *superblock, uint32_t copy);
-int kvt_segment_header_check(const struct kvt_segment_header *header, uint32_t segment,
-                             const uint8_t root_id[16]);
-int kvt_trailer_check(const struct kvt_trailer *trailer, uint32_t segment, uint64_t generation,
-                      uint32_t segment_pages);
-int kvt_journal_page_check(const struct kvt_journal_page *page, uint32_t number, uint64_t epoch);
+ * from a newer one). Never reads past `bytes`: a batch header that needs more is KVT_E_CORRUPT, and
+ * kvt_batch_header_bytes() says how many to read. */
+KVT_DISK_RESULT int kvt_superblock_check(const struct kvt_superblock *superblock, uint32_t copy);
+KVT_DISK_RESULT int kvt_segment_header_check(const struct kvt_segment_header *header,
+                                             uint32_t segment, const uint8_t root_id[16]);
+KVT_DISK_RESULT int kvt_trailer_check(const struct kvt_trailer *trailer, uint32_t segment,
+                                      uint64_t generation, uint32_t segment_pages);
+KVT_DISK_RESULT int kvt_journal_page_check(const struct kvt_journal_page *page, uint32_t number,
+                                           uint64_t epoch);
 /* Also checks every entry: inside the batch, in order, not overlapping, sane lengths. */
-int kvt_batch_header_check(const struct kvt_batch_header *batch, size_t bytes, uint32_t segment,
-                           uint64_t generation, uint32_t page, uint32_t segment_pages);
-int kvt_entry_check(const struct kvt_entry *entry, uint32_t segment_pages);
+KVT_DISK_RESULT int kvt_batch_header_check(const struct kvt_batch_header *batch, size_t bytes,
+                                           uint32_t segment, uint64_t generation, uint32_t page,
+                                           uint32_t segment_pages);
+KVT_DISK_RESULT int kvt_entry_check(const struct kvt_entry *entry, uint32_t segment_pages);
 
 /* Bytes of the pages of a batch header with `count` entries; 0 when count is 0 or above
  * KVT_BATCH_RECORDS_MAX. */

@@ -48,6 +48,8 @@ struct kvt_record_header {
 static_assert(sizeof(struct kvt_record_header) == 128, "record header is 128 bytes");
 static_assert(offsetof(struct kvt_record_header, checksum) == 120, "checksum is last");
 
+#define KVT_RECORD_RESULT __attribute__((warn_unused_result))
+
 /* Bytes of a record with that payload. 0 when it would exceed KVT_RECORD_BYTES_MAX. */
 uint32_t kvt_record_bytes(size_t payload_bytes);
 
@@ -56,15 +58,13 @@ uint64_t kvt_record_checksum(const void *record, uint32_t record_bytes);
 
 /* Header fields that are plausible on their own: magic, version, sizes, lengths. 0, KVT_E_CORRUPT,
  * KVT_E_NEWER. */
-__attribute__((warn_unused_result)) int kvt_record_header_check(const struct kvt_record_header *header);
+KVT_RECORD_RESULT int kvt_record_header_check(const struct kvt_record_header *header);
 
 /* Header check, expected key (optional) and checksum. want_checksum: the value that the store keeps
- * for this record, or 0 to trust the header's. 0 or KVT_E_CORRUPT, KVT_E_NEWER (the checksum fits and the
- * version is newer). */
-__attribute__((warn_unused_result)) int kvt_record_verify(const void *record,
-                                                          uint32_t record_bytes,
-                                                          const struct kvt_full_key *key,
-                                                          uint64_t want_checksum);
+ * for this record, or 0 to trust the header's. 0; KVT_E_CORRUPT; KVT_E_NEWER (the checksum fits and
+ * the version is newer). */
+KVT_RECORD_RESULT int kvt_record_verify(const void *record, uint32_t record_bytes,
+                                        const struct kvt_full_key *key, uint64_t want_checksum);
 
 /* Canonical form: lengths in range, bytes past them and reserved ones zero. */
 bool kvt_full_key_ok(const struct kvt_full_key *key);

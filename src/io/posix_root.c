@@ -68,8 +68,7 @@ static int open_dir(const char *path, int read_only)
         dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (dir_fd < 0) {
         rc = -errno;
-        /* swapped for something else since lstat() */
-        return rc == -ELOOP || rc == -ENOTDIR ? (refuse_kind(path) ?: rc) : rc;
+        return rc == -ELOOP ? KVT_E_SYMLINK : rc; /* swapped for a link since lstat() */
     }
     if (created) {
         (void)fchmod(dir_fd, 0700);
