@@ -1,0 +1,57 @@
+/* The parsed values of a configuration: what kvt_open() runs with. kvtier/config.h is the public
+ * face; the table of keys, types, defaults and limits is in config.c, and nowhere else.
+ */
+#ifndef KVT_CLIENT_SETTINGS_H
+#define KVT_CLIENT_SETTINGS_H
+
+#include <stdint.h>
+
+#include "kvtier/config.h"
+
+#define KVT_DISKS_MAX 16u
+#define KVT_AUTO UINT64_MAX /* a size or count that kvt_settings_resolve() fills in */
+
+struct kvt_disk_setting {
+    char *path; /* owned */
+    uint64_t cap_bytes;
+};
+
+struct kvt_settings {
+    uint64_t dram; /* bytes of the arena, staging included; 0: staging only */
+    uint64_t staging;
+    uint64_t write_queue;
+    uint64_t pin_max;
+    uint64_t threads;
+    uint64_t io_threads;
+    uint64_t requests_max;
+    uint64_t request_blocks_max;
+    uint64_t load_deadline; /* ns; KVT_AUTO: none */
+    int level;              /* enum kvt_level */
+    int direct;             /* -1 auto, 0 off, 1 required */
+    int disk_required;
+    int guard;
+    int enabled;
+    int env; /* 1: KVTIER_CONFIG is applied at open */
+    uint32_t disk_count;
+    struct kvt_disk_setting disks[KVT_DISKS_MAX];
+};
+
+struct kvt_config {
+    struct kvt_settings settings;
+    kvt_log_fn log_fn;
+    void *log_arg;
+    char error[512];
+};
+
+/* A deep copy, to be freed with kvt_config_free(). 0, -ENOMEM. */
+int kvt_config_copy(const struct kvt_config *config, struct kvt_config **out);
+
+/* Apply the environment variable KVTIER_CONFIG unless the program set env=no. 0 (not set, or
+ * applied: *applied is 1), KVT_E_CONFIG_*; kvt_config_error() has the sentence. */
+int kvt_config_apply_env(struct kvt_config *config, int *applied);
+
+/* Replace every "auto" by its value and check that the values fit together. 0 or
+ * KVT_E_CONFIG_VALUE; kvt_config_error() has the sentence. */
+int kvt_settings_resolve(struct kvt_config *config);
+
+#endif
