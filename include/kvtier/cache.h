@@ -56,6 +56,15 @@ int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
                       const struct kvt_pool_desc *desc, struct kvt_pool **out);
 void kvt_pool_unregister(struct kvt_pool *pool); /* its requests must have completed */
 
+/* Say that pages were computed anew (or are about to be) and hold exact KV again.
+ * Every page remembers the level that it was last loaded from. A page of lossy origin is never
+ * stored as if it were exact: when its record is gone, it is stored again at kv8 ("store.reorigin"
+ * counts them). An engine that reuses a page calls this before it stores the page's new content,
+ * best when it allocates the page.
+ * ids: n page numbers, each < block_count. Thread: any. Blocks, allocates: never. 0; KVT_E_INVAL,
+ * and then nothing is changed. */
+int kvt_pool_reset_origin(struct kvt_pool *pool, const uint32_t *ids, size_t n);
+
 struct kvt_lookup_opts {
     size_t struct_size;
     int min_level; /* enum kvt_level; DEFAULT accepts any */

@@ -1,0 +1,319 @@
+/* Opening and closing a cache: arena, roots, store, owner thread, connection, our threads.
+ *
+ * Everything that the data path uses is allocated here. Closing goes backwards: requests are
+ * cancelled and waited for, threads joined, the store writes what is queued, files close.
+ * A forked child owns none of this: its calls are refused, its exit disturbs nothing.
+ * Threads: kvt_open() and kvt_close() from any one thread; no call may follow kvt_close().
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "base/rng.h"
+#include "client/client.h"
+
+#define HUGE_BYTES (UINT64_C(2) << 20)
+#define HUGE_ARENA_MIN (UINT64_C(64) << 20) /* below, rounding would show in the resident size */
+* /
+#define CLOSE_TIMEOUT_NS INT64_C(30000000000)
+#define ALLOC_WINDOW_MAX (UINT64_C(64) << 20) /* record bytes being encoded at a time */
+
+    bool kvt_cache_forked(const struct kvt_cache *cache)
+{
+    return cache->pid != getpid();
+}
+
+int kvt_cache_enter(struct kvt_cache *cache)
+{
+    if (kvt_cache_forked(cache))
+        return KVT_E_CLOSED;
+    pthread_mutex_lock(&cache->lock);
+    if (!cache->closing)
+        return 0;
+    pthread_mutex_unlock(&cache->lock);
+    return KVT_E_CLOSED;
+}
+
+/* Reserve the arena: memory is taken as it is touched. */
+static int arena_map(struct kvt_cache *cache)
+{
+    const struct kvt_settings *settings = cache->settings;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t bytes = settings->dram != 0 ? settings->dram : settings->staging;
+    bytes = bytes / page * page; /* a cap: never rounded up */
+    if (bytes < page || bytes > SIZE_MAX / 2)
+        return KVT_E_LIMIT;
+    void *arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (arena == MAP_FAILED)
+        return -errno;
+    cache->arena = arena;
+    cache->arena_bytes = bytes;
+    /* Advice only: a kernel without it serves small pages, or copies the arena at fork. */
+    if (bytes >= HUGE_ARENA_MIN)
+        (void)madvise(arena, bytes / HUGE_BYTES * HUGE_BYTES, MADV_HUGEPAGE);
+    (void)madvise(arena, bytes, MADV_DONTFORK);
+    return 0;
+}
+
+static void store_params(struct kvt_cache *cache, struct kvt_store_params *params,
+                         uint32_t numbers[KVT_DISKS_MAX])
+{
+    const struct kvt_settings *settings = cache->settings;
+    memset(params, 0, sizeof(*params));
+    params->arena = cache->arena;
+    params->arena_bytes = cache->arena_bytes;
+    params->staging_bytes = KVT_MIN(settings->staging, cache->arena_bytes);
+    params->write_queue_bytes = settings->write_queue;
+    params->pin_bytes_max = settings->pin_max;
+    params->seed = kvt_rng_seed_os();
+    params->clock = cache->clock;
+    params->log = cache->log;
+    params->reply = kvt_owner_reply;
+    params->reply_ctx = cache->owner;
+    for (uint32_t i = 0; i < settings->disk_count; i++) {
+        if (cache->roots[i].io == NULL)
+            continue;
+        numbers[params->root_count] = i;
+        params->roots[params->root_count].io = cache->roots[i].io;
+        params->roots[params->root_count].cap_bytes = cache->roots[i].cap_bytes;
+        params->root_count++;
+    }
+}
+
+/* Open the store; a root whose log cannot be opened is left out, unless it is required. */
+static int store_open(struct kvt_cache *cache, char *error, size_t error_len)
+{
+    struct kvt_store_params params;
+    struct kvt_store *store;
+    uint32_t numbers[KVT_DISKS_MAX], bad;
+    int rc;
+    for (;;) {
+        bad = KVT_NONE;
+        store_params(cache, &params, numbers);
+        rc = kvt_store_open(&params, &store, &bad);
+        if (rc == 0 || bad >= params.root_count)
+            break;
+        kvt_roots_drop(cache, numbers[bad], rc, 0);
+        if (cache->settings->disk_required) {
+            (void)snprintf(error, error_len, "%s", cache->roots[numbers[bad]].state);
+            return rc;
+        }
+        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it)",
+                cache->roots[numbers[bad]].state);
+    }
+    if (rc == 0) {
+        rc = kvt_owner_start(cache->owner, store, &params);
+        if (rc != 0)
+            kvt_store_close(store, 0);
+    }
+    return rc;
+}
+
+static int locks_init(struct kvt_cache *cache)
+{
+    pthread_condattr_t attr;
+    int rc = pthread_mutex_init(&cache->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&cache->idle, &attr);
+    pthread_cond_init(&cache->room, &attr);
+    pthread_cond_init(&cache->work, &attr);
+    pthread_condattr_destroy(&attr);
+    return -rc;
+}
+
+static void lists_init(struct kvt_cache *cache)
+{
+    TAILQ_INIT(&cache->free_reqs);
+    TAILQ_INIT(&cache->active);
+    TAILQ_INIT(&cache->namespaces);
+    TAILQ_INIT(&cache->pools);
+    for (int kind = 0; kind < 2; kind++) {
+        TAILQ_INIT(&cache->asking[kind]);
+        kvt_bq_init(&cache->ready[kind]);
+        kvt_bq_init(&cache->give_back[kind]);
+    }
+    kvt_bq_init(&cache->coded);
+    kvt_bq_init(&cache->retry);
+    for (uint32_t i = 0; i < KVT_FLIGHTS_MAX; i++)
+        cache->flights[i].next_free = i + 1 < KVT_FLIGHTS_MAX ? i + 1 : KVT_NONE;
+    cache->flight_free = 0;
+}
+
+static void settings_log(const struct kvt_cache *cache, int env_applied)
+{
+    if (env_applied)
+        kvt_log(&cache->log, KVT_LOG_INFO, "options of KVTIER_CONFIG are in force");
+    if (!cache->settings->enabled)
+        kvt_log(&cache->log, KVT_LOG_INFO, "enabled=no: every lookup misses");
+}
+
+static int config_take(struct kvt_cache *cache, const struct kvt_config *config, char *error,
+                       size_t error_len)
+{
+    struct kvt_config *copy = NULL;
+    int env_applied = 0;
+    int rc = config != NULL ? kvt_config_copy(config, &copy) : kvt_config_new(&copy);
+    if (rc != 0)
+        return rc;
+    cache->config = copy;
+    cache->settings = &copy->settings;
+    cache->log = (struct kvt_log){copy->log_fn, copy->log_arg, KVT_LOG_DEBUG};
+    rc = kvt_config_apply_env(copy, &env_applied);
+    if (rc == 0)
+        rc = kvt_settings_resolve(copy);
+    if (rc != 0)
+        (void)snprintf(error, error_len, "%s", copy->error);
+    else
+        settings_log(cache, env_applied);
+    return rc;
+}
+
+static int threads_start(struct kvt_cache *cache)
+{
+    int rc = kvt_owner_connect(cache->owner, KVT_CLIENT_RING_BYTES, &cache->channel);
+    if (rc != 0)
+        return rc;
+    cache->connected = true;
+    rc = kvt_reply_start(cache);
+    return rc != 0 ? rc : kvt_workers_start(cache);
+}
+
+/* Undo open, whatever part of it was done. No request is active. */
+static void tear_down(struct kvt_cache *cache, bool started)
+{
+    struct kvt_shape *shape;
+    kvt_workers_stop(cache);
+    kvt_reply_stop(cache);
+    if (cache->connected)
+        kvt_owner_disconnect(cache->owner, &cache->channel);
+    if (cache->owner != NULL && started)
+        kvt_owner_stop(cache->owner, CLOSE_TIMEOUT_NS);
+    kvt_roots_close(cache);
+    if (cache->arena != NULL)
+        (void)munmap(cache->arena, cache->arena_bytes);
+    kvt_requests_free(cache);
+    while ((shape = cache->shapes) != NULL) {
+        cache->shapes = shape->next;
+        free(shape);
+    }
+    if (cache->event_fd >= 0)
+        (void)close(cache->event_fd);
+    if (cache->wake_fd >= 0)
+        (void)close(cache->wake_fd);
+    pthread_cond_destroy(&cache->idle);
+    pthread_cond_destroy(&cache->room);
+    pthread_cond_destroy(&cache->work);
+    pthread_mutex_destroy(&cache->lock);
+    kvt_config_free(cache->config);
+    free(cache);
+}
+
+static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, bool *started,
+                      char *error, size_t error_len)
+{
+    int rc = config_take(cache, config, error, error_len);
+    if (rc != 0)
+        return rc;
+    atomic_store_explicit(&cache->enabled, cache->settings->enabled, memory_order_relaxed);
+    cache->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    cache->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (cache->event_fd < 0 || cache->wake_fd < 0)
+        return -errno;
+    rc = kvt_requests_init(cache);
+    if (rc == 0)
+        rc = arena_map(cache);
+    if (rc != 0)
+        return rc;
+    cache->alloc_bytes_max = KVT_MIN(cache->arena_bytes / 8, ALLOC_WINDOW_MAX);
+    rc = kvt_roots_open(cache, error, error_len);
+    if (rc == 0)
+        rc = kvt_owner_new(&cache->owner);
+    if (rc == 0)
+        rc = store_open(cache, error, error_len);
+    if (rc != 0)
+        return rc;
+    *started = true;
+    if (!cache->settings->enabled)
+        kvt_owner_enable(cache->owner, 0);
+    return threads_start(cache);
+}
+
+int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *error, size_t error_len)
+{
+    char ignored[8];
+    if (error == NULL || error_len == 0) {
+        error = ignored;
+        error_len = sizeof(ignored);
+    }
+    error[0] = '\0';
+    if (out == NULL)
+        return KVT_E_INVAL;
+    struct kvt_cache *cache = calloc(1, sizeof(*cache));
+    if (cache == NULL)
+        return -ENOMEM;
+    cache->pid = getpid();
+    cache->clock = kvt_clock_system();
+    cache->event_fd = cache->wake_fd = -1;
+    lists_init(cache);
+    bool started = false;
+    int rc = locks_init(cache);
+    if (rc == 0)
+        rc = open_parts(cache, config, &started, error, error_len);
+    if (rc != 0) {
+        if (error[0] == '\0')
+            (void)snprintf(error, error_len, "the cache cannot be opened: %s", kvt_strerror(rc));
+        tear_down(cache, started);
+        return rc;
+    }
+    *out = cache;
+    return 0;
+}
+
+static void free_handles(struct kvt_cache *cache)
+{
+    struct kvt_ns *ns;
+    struct kvt_pool *pool;
+    while ((ns = TAILQ_FIRST(&cache->namespaces)) != NULL) {
+        TAILQ_REMOVE(&cache->namespaces, ns, list);
+        free(ns);
+    }
+    while ((pool = TAILQ_FIRST(&cache->pools)) != NULL) {
+        TAILQ_REMOVE(&cache->pools, pool, list);
+        free(pool->origin);
+        free(pool);
+    }
+}
+
+void kvt_close(struct kvt_cache *cache)
+{
+    if (cache == NULL || kvt_cache_enter(cache) != 0)
+        return;
+    cache->closing = true;
+    kvt_requests_cancel_all(cache);
+    while (cache->active_count > 0 || cache->callers > 0)
+        pthread_cond_wait(&cache->idle, &cache->lock);
+    pthread_mutex_unlock(&cache->lock);
+    free_handles(cache);
+    tear_down(cache, true);
+}
+
+int kvt_event_fd(struct kvt_cache *cache)
+{
+    return cache == NULL ? KVT_E_INVAL : cache->event_fd;
+}
+
+void kvt_enable(struct kvt_cache *cache, int on)
+{
+    if (cache == NULL || kvt_cache_enter(cache) != 0)
+        return;
+    atomic_store_explicit(&cache->enabled, on != 0, memory_order_relaxed);
+    kvt_owner_enable(cache->owner, on != 0);
+    pthread_mutex_unlock(&cache->lock);
+}

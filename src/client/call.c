@@ -1,0 +1,281 @@
+/* Calls that wait for one reply: lookup, prefetch, pin, unpin, purge, flush, and what open and the
+ * statistics need. Long key lists are cut into messages.
+ *
+ * Threads: any. Each blocks for a round trip per KVT_MSG_KEYS_MAX keys, on a condition variable.
+ * Keys are written straight into the ring; nothing is allocated.
+ */
+#include <string.h>
+
+#include "base/checked.h"
+#include "client/client.h"
+
+#define FRAME_EXTRA 16u
+#define RETRY_NS 1000000 /* how often to look for room when no reply is due that would tell */
+
+static void call_init(struct kvt_call *call)
+{
+    pthread_condattr_t attr;
+    memset(call, 0, sizeof(*call));
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&call->cond, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+static void wait_room(struct kvt_cache *cache)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    at.tv_nsec += RETRY_NS;
+    if (at.tv_nsec >= 1000000000) {
+        at.tv_nsec -= 1000000000;
+        at.tv_sec++;
+    }
+    cache->room_waiters++;
+    if (cache->stuck)
+        pthread_cond_timedwait(&cache->room, &cache->lock, &at);
+    else
+        pthread_cond_wait(&cache->room, &cache->lock);
+    cache->room_waiters--;
+}
+
+/* Wait until a flight and `bytes` of ring space are there. NULL: the store is gone. */
+static void *call_begin(struct kvt_cache *cache, struct kvt_call *call, uint32_t bytes, uint16_t op,
+                        uint32_t ns, uint32_t count, uint32_t reply_bytes)
+{
+    for (;;) {
+        if (cache->broken)
+            return NULL;
+        struct kvt_flight *flight =
+            kvt_flight_take(cache, KVT_C_CALL, op, reply_bytes + FRAME_EXTRA);
+        if (flight != NULL) {
+            void *msg =
+                kvt_msg_reserve(cache, bytes, op, kvt_flight_cookie(cache, flight), ns, count);
+            if (msg != NULL) {
+                flight->call = call;
+                return msg;
+            }
+            kvt_flight_put(cache, flight);
+            kvt_reply_wake(cache);
+        }
+        wait_room(cache);
+    }
+}
+
+static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const void *msg)
+{
+    if (msg != NULL) {
+        kvt_msg_push(cache, msg);
+        while (!call->done)
+            pthread_cond_wait(&call->cond, &cache->lock);
+    } else {
+        call->status = KVT_E_CLOSED;
+    }
+    pthread_cond_destroy(&call->cond);
+    return call->status;
+}
+
+/* One message of keys; the lock is held. */
+static int32_t call_keys(struct kvt_cache *cache, struct kvt_ns *ns, uint16_t op,
+                         const struct kvt_key *keys, uint32_t count, uint8_t min_level,
+                         enum kvt_tier *tiers)
+{
+    struct kvt_call call;
+    uint32_t bytes = (uint32_t)(sizeof(struct kvt_msg_keys) + count * sizeof(struct kvt_msg_key));
+    uint32_t reply = sizeof(struct kvt_msg_lookup_reply);
+    if (op == KVT_OP_LOOKUP)
+        reply += (uint32_t)kvt_round_up(count * sizeof(struct kvt_lookup_entry), 8);
+    call_init(&call);
+    call.count = count;
+    call.tiers = tiers;
+    struct kvt_msg_keys *msg = call_begin(cache, &call, bytes, op, ns->handle, count, reply);
+    if (msg != NULL) {
+        msg->min_level = min_level;
+        for (uint32_t i = 0; i < count; i++) {
+            memcpy(msg->keys[i].hash, keys[i].hash, keys[i].hash_len);
+            msg->keys[i].hash_len = keys[i].hash_len;
+            msg->keys[i].group = keys[i].group;
+            msg->keys[i].shard = keys[i].shard;
+        }
+    }
+    return call_finish(cache, &call, msg);
+}
+
+static int call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
+{
+    if (ns == NULL || (keys == NULL && n != 0) || !kvt_keys_ok(ns, keys, n))
+        return KVT_E_INVAL;
+    int rc = kvt_cache_enter(ns->cache);
+    if (rc == 0) {
+        ns->cache->callers++;
+        ns->refs++;
+    }
+    return rc;
+}
+
+static void call_leave(struct kvt_ns *ns)
+{
+    struct kvt_cache *cache = ns->cache;
+    cache->callers--;
+    ns->refs--;
+    pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+/* The same for all n keys, message by message; statuses are counts and add up. */
+static long call_sum(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys, size_t n,
+                     uint8_t min_level)
+{
+    long sum = 0;
+    for (size_t at = 0; at < n;) {
+        uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
+        int32_t status = call_keys(ns->cache, ns, op, keys + at, count, min_level, NULL);
+        if (status < 0)
+            return sum > 0 ? sum : status;
+        sum += status;
+        at += count;
+    }
+    return sum;
+}
+
+static int min_level_of(int level)
+{
+    return level >= KVT_LEVEL_DEFAULT && level <= KVT_LEVEL_RAW ? level : KVT_E_INVAL;
+}
+
+static long lookup_chain(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
+                         enum kvt_tier *tiers)
+{
+    long run = 0;
+    for (size_t at = 0; at < n;) {
+        uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
+        int32_t status = call_keys(ns->cache, ns, KVT_OP_LOOKUP, keys + at, count,
+                                   (uint8_t)min_level, tiers ? tiers + at : NULL);
+        if (status < 0)
+            return status;
+        run += status;
+        if ((uint32_t)status < count)
+            break;
+        at += count;
+    }
+    return run;
+}
+
+long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                const struct kvt_lookup_opts *opts, enum kvt_tier *tiers)
+{
+    if (opts != NULL && opts->struct_size != sizeof(*opts))
+        return KVT_E_VERSION;
+    int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
+    if (min_level < 0)
+        return min_level;
+    int rc = call_enter(ns, keys, n);
+    if (rc != 0)
+        return rc;
+    for (size_t i = 0; tiers != NULL && i < n; i++)
+        tiers[i] = KVT_TIER_MISS;
+    long run = 0;
+    if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
+        run = lookup_chain(ns, keys, n, min_level, tiers);
+    else
+        ns->cache->counters.off_lookup += n;
+    call_leave(ns);
+    return run;
+}
+
+long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                  const struct kvt_load_opts *opts)
+{
+    if (opts != NULL && opts->struct_size != sizeof(*opts))
+        return KVT_E_VERSION;
+    int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
+    if (min_level < 0)
+        return min_level;
+    int rc = call_enter(ns, keys, n);
+    if (rc != 0)
+        return rc;
+    long queued = 0;
+    if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
+        queued = call_sum(ns, KVT_OP_PREFETCH, keys, n, (uint8_t)min_level);
+    call_leave(ns);
+    return queued;
+}
+
+static long keys_call(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys, size_t n)
+{
+    int rc = call_enter(ns, keys, n);
+    if (rc != 0)
+        return rc;
+    long sum = call_sum(ns, op, keys, n, 0);
+    call_leave(ns);
+    return sum;
+}
+
+long kvt_pin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
+{
+    return keys_call(ns, KVT_OP_PIN, keys, n);
+}
+
+long kvt_unpin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
+{
+    return keys_call(ns, KVT_OP_UNPIN, keys, n);
+}
+
+long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
+{
+    if (keys != NULL)
+        return keys_call(ns, KVT_OP_PURGE, keys, n);
+    int rc = call_enter(ns, NULL, 0);
+    if (rc != 0)
+        return rc;
+    long removed = call_keys(ns->cache, ns, KVT_OP_PURGE, NULL, 0, 0, NULL);
+    call_leave(ns);
+    return removed;
+}
+
+int kvt_flush(struct kvt_cache *cache)
+{
+    if (cache == NULL)
+        return KVT_E_INVAL;
+    int rc = kvt_cache_enter(cache);
+    if (rc != 0)
+        return rc;
+    struct kvt_call call;
+    cache->callers++;
+    call_init(&call);
+    struct kvt_msg *msg =
+        call_begin(cache, &call, sizeof(*msg), KVT_OP_FLUSH, 0, 0, sizeof(struct kvt_msg));
+    rc = call_finish(cache, &call, msg);
+    cache->callers--;
+    pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+    return rc < 0 ? rc : 0;
+}
+
+int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle)
+{
+    struct kvt_call call;
+    call_init(&call);
+    struct kvt_msg_ns_open *sent =
+        call_begin(cache, &call, sizeof(*sent), KVT_OP_NS_OPEN, 0, 0, sizeof(struct kvt_msg));
+    if (sent != NULL)
+        memcpy((char *)sent + sizeof(sent->msg), (const char *)msg + sizeof(msg->msg),
+               sizeof(*sent) - sizeof(sent->msg));
+    int32_t status = call_finish(cache, &call, sent);
+    *handle = call.ns;
+    return status < 0 ? status : 0;
+}
+
+int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max, uint32_t *count)
+{
+    struct kvt_call call;
+    call_init(&call);
+    call.values = values;
+    call.values_max = values_max;
+    struct kvt_msg *msg = call_begin(
+        cache, &call, sizeof(*msg), KVT_OP_STAT, 0, 0,
+        (uint32_t)(sizeof(struct kvt_msg) + KVT_STORE_STAT_COUNT * sizeof(uint64_t) + 4096));
+    int32_t status = call_finish(cache, &call, msg);
+    *count = status < 0 ? 0 : call.count;
+    return status < 0 ? status : 0;
+}

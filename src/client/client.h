@@ -1,0 +1,345 @@
+/* In-memory structures of the client half and the seams between its files.
+ *
+ * One mutex (kvt_cache.lock) guards everything that is not marked otherwise: requests, block
+ * entries, queues, messages in flight, the producer side of the request ring and the counters. It
+ * is never held over a codec call, a checksum, a log call or a wait for the store. What takes time
+ * (encode, decode, verify) runs on worker threads, which own a block while it is CODING.
+ *
+ * Threads: API callers; one reply thread (reply.c); `threads` workers (worker.c). All data-path
+ * memory is allocated by kvt_open(), kvt_ns_open() and kvt_pool_register().
+ */
+#ifndef KVT_CLIENT_CLIENT_H
+#define KVT_CLIENT_CLIENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "client/client_counters.h"
+#include "client/settings.h"
+#include "format/message.h"
+#include "format/record.h"
+#include "io/io.h"
+#include "kvtier/cache.h"
+#include "store/owner.h"
+
+#define KVT_NONE UINT32_MAX
+#define KVT_CLIENT_RING_BYTES (1u << 20) /* each way */
+#define KVT_FLIGHTS_MAX 1024u            /* messages whose reply is owed */
+#define KVT_WORKERS_MAX 64u
+#define KVT_GRANULE 16u /* block entries are handed out in runs of this many */
+
+/* ---- blocks -------------------------------------------------------------------------------- */
+
+/* Life of one block of one request. engine.c has the table of allowed moves and the picture. */
+enum kvt_block_state {
+    KVT_B_IDLE = 0,
+    KVT_B_QUEUED,     /* not yet asked for */
+    KVT_B_ASKED,      /* ALLOC or ACQUIRE sent */
+    KVT_B_READY,      /* slot granted, waiting for a worker */
+    KVT_B_CODING,     /* a worker owns the entry */
+    KVT_B_GIVE_BACK,  /* RELEASE or ABORT to be sent */
+    KVT_B_CODED,      /* COMMIT to be sent */
+    KVT_B_COMMITTING, /* COMMIT sent */
+    KVT_B_DONE,
+    KVT_B_STATES
+};
+
+struct kvt_block {
+    struct kvt_key key; /* hash bytes past hash_len are zero */
+    uint32_t page;      /* in the pool */
+    uint32_t next;      /* in the queue it stands in, or KVT_NONE */
+    uint32_t req;       /* index of its request */
+    uint32_t slot;
+    uint32_t generation;
+    uint32_t record_bytes;
+    uint64_t arena_offset;
+    uint64_t sequence;
+    uint64_t checksum;
+    int32_t release_status; /* GIVE_BACK: 0 good, KVT_E_CORRUPT bad */
+    uint8_t state;          /* enum kvt_block_state */
+    uint8_t level;          /* store: level to encode at; load: level of the granted record */
+    uint8_t lossy;          /* store: the page is of lossy origin */
+    uint8_t retry;          /* GIVE_BACK: ask again at `level` instead of ending */
+    uint8_t tier;           /* load: where it was */
+};
+
+struct kvt_block_queue {
+    uint32_t head, tail, count;
+};
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+enum kvt_req_kind { KVT_REQ_LOAD = 0, KVT_REQ_STORE = 1 };
+enum kvt_req_state { KVT_R_FREE = 0, KVT_R_FILLING, KVT_R_ACTIVE, KVT_R_COMPLETE };
+
+struct kvt_req {
+    struct kvt_cache *cache;
+    struct kvt_ns *ns; /* not followed after completion */
+    struct kvt_pool *pool;
+    uint8_t kind;  /* enum kvt_req_kind */
+    uint8_t state; /* enum kvt_req_state */
+    uint8_t min_level;
+    bool asking;          /* stands in the asking list of its kind */
+    _Atomic int canceled; /* read by workers without the lock (relaxed: only a hint to stop early;
+                             the lock orders everything that matters) */
+    uint32_t index;
+    uint32_t first; /* its block entries and statuses: [first, first + n) */
+    uint32_t n;
+    uint32_t cursor; /* blocks before it have been asked for, or ended */
+    uint32_t done;   /* blocks in state DONE */
+    uint32_t first_pos;
+    struct kvt_key parent; /* hash_len 0: none */
+    int64_t deadline_ns;   /* absolute; INT64_MAX none */
+    int64_t start_ns, elapsed_ns;
+    struct kvt_req_report report;
+    pthread_cond_t cond;       /* completion */
+    TAILQ_ENTRY(kvt_req) list; /* free list, or active list */
+    TAILQ_ENTRY(kvt_req) asklist;
+};
+TAILQ_HEAD(kvt_req_list, kvt_req);
+
+/* ---- messages in flight -------------------------------------------------------------------- */
+
+/* Replies owed are paid for in advance: a class may not be owed more bytes than its share of the
+ * reply ring, so the store never finds the ring full. Loads wait for disks while stores hold
+ * slots, and the other way round: separate shares keep them from blocking each other. */
+enum kvt_credit_class { KVT_C_LOAD = 0, KVT_C_STORE, KVT_C_CALL, KVT_C_CLASSES };
+
+struct kvt_flight {
+    uint32_t generation; /* of this entry; half of the cookie */
+    uint16_t op;         /* enum kvt_op; 0: free */
+    uint8_t klass;       /* enum kvt_credit_class */
+    bool cancel_wanted;  /* ACQUIRE: a CANCEL is to be sent */
+    uint32_t req;        /* request index, or KVT_NONE */
+    uint32_t first;      /* ALLOC, ACQUIRE: first block entry; COMMIT: head of the list */
+    uint32_t count;      /* blocks asked for */
+    uint32_t left;       /* ACQUIRE: grants still owed */
+    uint32_t credit;     /* reply bytes still owed */
+    struct kvt_call *call;
+    uint32_t next_free;
+};
+
+/* A caller that waits for one reply; lives on its stack. */
+struct kvt_call {
+    pthread_cond_t cond;
+    bool done;
+    int32_t status;
+    uint32_t ns;
+    uint32_t count;       /* entries or values in the reply */
+    enum kvt_tier *tiers; /* LOOKUP: optional output, `count` entries as asked */
+    uint64_t *values;     /* STAT: output */
+    uint32_t values_max;
+};
+
+/* ---- namespaces and pools ------------------------------------------------------------------ */
+
+/* A layout, interned per cache: equal layouts are one object, so that the data path compares
+ * pointers. Immutable; freed at close. */
+struct kvt_shape {
+    struct kvt_shape *next;
+    struct kvt_layout layout;  /* parts follow the struct */
+    uint32_t payload_bytes[8]; /* by level; 0: not supported */
+    uint32_t record_bytes[8];
+    uint64_t block_bytes; /* in the engine */
+};
+
+struct kvt_ns {
+    struct kvt_cache *cache;
+    const struct kvt_shape *shape;
+    uint8_t id[KVT_NS_BYTES];
+    uint32_t handle; /* the store's */
+    uint32_t refs;   /* active requests and calls */
+    TAILQ_ENTRY(kvt_ns) list;
+};
+
+struct kvt_pool {
+    struct kvt_cache *cache;
+    const struct kvt_shape *shape;
+    struct kvt_pool_desc desc; /* places are our copy */
+    uint32_t refs;
+    /* Per page: 0 exact, else the lossy level that it was loaded from. Relaxed: the completion of
+     * the load orders it before any store that the engine bases on it. */
+    _Atomic uint8_t *origin;
+    TAILQ_ENTRY(kvt_pool) list;
+};
+
+/* ---- the cache ----------------------------------------------------------------------------- */
+
+struct kvt_root_state {
+    const char *path; /* the settings' */
+    uint64_t cap_bytes;
+    struct kvt_io *io; /* NULL: not in use */
+    int error;         /* why not */
+    char state[512];   /* "ok", or the sentence that says why it is off */
+    char backend[32];
+    char why[256];
+    int direct;
+};
+
+struct kvt_cache {
+    pid_t pid; /* of the opener: a forked child is refused */
+    struct kvt_config *config;
+    const struct kvt_settings *settings;
+    struct kvt_log log;
+    struct kvt_clock clock;
+    uint8_t *arena;
+    uint64_t arena_bytes;
+    struct kvt_root_state roots[KVT_DISKS_MAX];
+    struct kvt_owner *owner;
+    bool connected;
+    struct kvt_channel channel;
+    int event_fd; /* rung at each completion */
+    int wake_fd;  /* wakes the reply thread */
+    _Atomic int enabled;
+    pthread_t workers[KVT_WORKERS_MAX];
+    uint32_t worker_count;
+    pthread_t reply_thread;
+    bool reply_running;
+
+    pthread_mutex_t lock; /* everything below */
+    bool closing, stop_workers, stop_reply;
+    bool stuck;          /* a message waits for room in the request ring */
+    bool broken;         /* the reply ring is malformed: nothing more is asked */
+    uint32_t callers;    /* API calls that may touch the cache after unlocking */
+    pthread_cond_t idle; /* callers, refs or active requests went down */
+    pthread_cond_t room; /* credits, flights or ring space came back */
+    pthread_cond_t work; /* a block is READY */
+    uint32_t workers_idle, room_waiters;
+
+    struct kvt_block *blocks;
+    int32_t *statuses;
+    uint64_t *granule_bits; /* 1: in use */
+    uint32_t granule_count, granule_hint;
+    struct kvt_req *requests;
+    struct kvt_req_list free_reqs, active;
+    struct kvt_req_list asking[2]; /* by kind */
+    uint32_t active_count, held_count, held_blocks;
+
+    struct kvt_block_queue ready[2]; /* by kind */
+    struct kvt_block_queue give_back[2];
+    struct kvt_block_queue coded;          /* to be COMMITted */
+    struct kvt_block_queue retry;          /* to be ALLOCed one by one */
+    uint32_t load_streak;                  /* load jobs since the last store job */
+    uint64_t alloc_bytes, alloc_bytes_max; /* in slots allocated and not yet committed */
+
+    struct kvt_flight flights[KVT_FLIGHTS_MAX];
+    uint32_t flight_free;
+    uint32_t flight_count[KVT_C_CLASSES];
+    uint32_t credit_used[KVT_C_CLASSES];
+    uint32_t cancels_wanted;
+
+    struct kvt_shape *shapes;
+    TAILQ_HEAD(, kvt_ns) namespaces;
+    TAILQ_HEAD(, kvt_pool) pools;
+    struct kvt_client_counters counters;
+};
+
+/* cache.c: take the lock for an API call. 0 with the lock held; KVT_E_CLOSED without (closing, or
+ * this is a forked child). */
+int kvt_cache_enter(struct kvt_cache *cache);
+bool kvt_cache_forked(const struct kvt_cache *cache);
+
+/* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
+int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len);
+void kvt_roots_close(struct kvt_cache *cache);
+/* Note that root number `root` (of those in use) failed to open with `code`: it is closed and its
+ * state says why. */
+void kvt_roots_drop(struct kvt_cache *cache, uint32_t root, int code, int64_t owner_pid);
+
+/* ns.c: the interned shape of a layout that passed kvt_layout_check(); NULL: no memory. Lock held.
+ */
+const struct kvt_shape *kvt_shape_intern(struct kvt_cache *cache, const struct kvt_layout *layout);
+/* Keys that the namespace can take: lengths, group. */
+bool kvt_keys_ok(const struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
+
+/* engine.c: lock held in all of them. */
+void kvt_engine_move(struct kvt_cache *cache, struct kvt_block *block, enum kvt_block_state to);
+void kvt_engine_block_done(struct kvt_cache *cache, struct kvt_block *block, int32_t status);
+void kvt_engine_complete(struct kvt_cache *cache, struct kvt_req *req);
+void kvt_engine_end_unasked(struct kvt_cache *cache, struct kvt_req *req, int32_t status);
+void kvt_engine_reply(struct kvt_cache *cache, const struct kvt_msg *msg);
+void kvt_engine_fail_all(struct kvt_cache *cache);
+
+/* pump.c: send what can be sent. Lock held. */
+void kvt_pump(struct kvt_cache *cache);
+/* A free flight with `credit` reply bytes reserved, or NULL. */
+struct kvt_flight *kvt_flight_take(struct kvt_cache *cache, enum kvt_credit_class klass,
+                                   uint16_t op, uint32_t credit);
+void kvt_flight_put(struct kvt_cache *cache, struct kvt_flight *flight);
+struct kvt_flight *kvt_flight_of(struct kvt_cache *cache, uint64_t cookie);
+uint64_t kvt_flight_cookie(const struct kvt_cache *cache, const struct kvt_flight *flight);
+/* Reserve a message with its header filled in; NULL: the ring is full (counted). */
+void *kvt_msg_reserve(struct kvt_cache *cache, uint32_t bytes, uint16_t op, uint64_t cookie,
+                      uint32_t ns, uint32_t count);
+void kvt_msg_push(struct kvt_cache *cache, const void *msg);
+
+/* worker.c and reply.c */
+int kvt_workers_start(struct kvt_cache *cache);
+void kvt_workers_stop(struct kvt_cache *cache);
+void kvt_workers_wake(struct kvt_cache *cache); /* blocks became READY; lock held */
+int kvt_reply_start(struct kvt_cache *cache);
+void kvt_reply_stop(struct kvt_cache *cache);
+void kvt_reply_wake(struct kvt_cache *cache); /* any thread */
+/* Start a thread of ours: all signals blocked, named. */
+int kvt_thread_start(pthread_t *thread, const char *name, void *(*fn)(void *), void *arg);
+
+/* request.c */
+int kvt_requests_init(struct kvt_cache *cache);
+void kvt_requests_free(struct kvt_cache *cache);
+void kvt_requests_cancel_all(struct kvt_cache *cache); /* lock held */
+
+/* call.c: one round trip. The caller holds the lock; it is released while waiting. */
+int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle);
+int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max, uint32_t *count);
+
+/* ---- block queues -------------------------------------------------------------------------- */
+
+static inline void kvt_bq_init(struct kvt_block_queue *queue)
+{
+    queue->head = queue->tail = KVT_NONE;
+    queue->count = 0;
+}
+
+static inline void kvt_bq_push(struct kvt_cache *cache, struct kvt_block_queue *queue,
+                               struct kvt_block *block)
+{
+    uint32_t index = (uint32_t)(block - cache->blocks);
+    block->next = KVT_NONE;
+    if (queue->tail == KVT_NONE)
+        queue->head = index;
+    else
+        cache->blocks[queue->tail].next = index;
+    queue->tail = index;
+    queue->count++;
+}
+
+static inline struct kvt_block *kvt_bq_peek(struct kvt_cache *cache,
+                                            const struct kvt_block_queue *queue)
+{
+    return queue->head == KVT_NONE ? NULL : &cache->blocks[queue->head];
+}
+
+static inline struct kvt_block *kvt_bq_pop(struct kvt_cache *cache, struct kvt_block_queue *queue)
+{
+    struct kvt_block *block = kvt_bq_peek(cache, queue);
+    if (block == NULL)
+        return NULL;
+    queue->head = block->next;
+    if (queue->head == KVT_NONE)
+        queue->tail = KVT_NONE;
+    queue->count--;
+    block->next = KVT_NONE;
+    return block;
+}
+
+static inline struct kvt_req *kvt_block_req(struct kvt_cache *cache, const struct kvt_block *block)
+{
+    return &cache->requests[block->req];
+}
+
+#endif

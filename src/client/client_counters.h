@@ -1,0 +1,58 @@
+/* Every counter of the client half, by one list, and every gauge that it adds to the store's.
+ * Rule: each refusal, shortened load, escalation and fallback has a counter with a reason. */
+#ifndef KVT_CLIENT_COUNTERS_H
+#define KVT_CLIENT_COUNTERS_H
+
+#include <stdint.h>
+
+/* X(field, "dotted.name", "help"); counters only ever rise */
+#define KVT_CLIENT_COUNTERS(X)                                                                     \
+    X(load_requests, "client.load_requests", "loads accepted")                                     \
+    X(load_blocks_ok, "client.load_blocks", "blocks decoded into pool pages")                      \
+    X(load_bytes, "client.load_bytes", "record bytes decoded into pool pages")                     \
+    X(load_short_miss, "client.load_miss", "blocks of loads that were absent")                     \
+    X(load_short_deadline, "client.load_deadline", "blocks of loads not granted in time")          \
+    X(load_late, "client.load_late", "blocks granted, but past the deadline: page not touched")    \
+    X(load_canceled, "client.load_canceled", "blocks of loads that were cancelled")                \
+    X(load_corrupt, "client.load_corrupt", "granted records whose bytes or key did not match")     \
+    X(load_other, "client.load_other", "blocks of loads that ended with another error")            \
+    X(store_requests, "client.store_requests", "stores accepted")                                  \
+    X(store_blocks_ok, "client.store_blocks", "blocks encoded and committed")                      \
+    X(store_exists, "client.store_exists", "blocks of stores that were there already")             \
+    X(store_dropped, "client.store_dropped", "blocks of stores dropped: no slot")                  \
+    X(store_cut, "client.store_cut", "blocks not tried: one before them in the chain was dropped") \
+    X(store_canceled, "client.store_canceled", "blocks of stores that were cancelled")             \
+    X(store_other, "client.store_other", "blocks of stores that ended with another error")         \
+    X(store_bytes, "client.store_bytes", "record bytes committed")                                 \
+    X(store_logical, "client.store_logical_bytes", "engine bytes of the blocks committed")         \
+    X(escalated, "store.escalated", "blocks that failed the guard and went a level up")            \
+    X(escalated_raw, "store.escalated_raw", "of them, blocks that ended at raw")                   \
+    X(nonfinite, "store.nonfinite", "blocks stored raw: NaN, Inf or an overflowing scale")         \
+    X(reorigin, "store.reorigin", "pages of lossy origin stored again, at kv8")                    \
+    X(reorigin_dropped, "store.reorigin_dropped", "pages of lossy origin that kv8 cannot hold")    \
+    X(refused_again, "client.refused_busy", "requests refused: no request or block entry left")    \
+    X(refused_bad, "client.refused_invalid", "requests refused: bad arguments or shapes")          \
+    X(completed, "client.completed", "requests completed")                                         \
+    X(canceled, "client.canceled", "requests cancelled before their end")                          \
+    X(off_lookup, "off.lookup_keys", "keys looked up while switched off")                          \
+    X(off_load, "off.load_blocks", "blocks of loads while switched off")                           \
+    X(off_store, "off.store_blocks", "blocks of stores while switched off")                        \
+    X(ring_full, "client.ring_full", "times a message had to wait for room in the ring")           \
+    X(bad_reply, "client.bad_reply", "replies of the store that made no sense")                    \
+    X(bad_move, "client.bad_move", "state transitions that must not happen (0 always)")
+
+/* gauges: current values */
+#define KVT_CLIENT_GAUGES(X)                                             \
+    X(requests_active, "client.requests_active", "requests in flight")   \
+    X(requests_held, "client.requests_held", "requests not yet freed")   \
+    X(blocks_held, "client.blocks_held", "block entries in use")         \
+    X(threads, "client.threads", "worker threads that encode or decode") \
+    X(arena_bytes, "client.arena_bytes", "bytes of the mapping that holds slots and staging")
+
+struct kvt_client_counters {
+#define KVT_X(field, name, help) uint64_t field;
+    KVT_CLIENT_COUNTERS(KVT_X)
+#undef KVT_X
+};
+
+#endif

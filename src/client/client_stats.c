@@ -1,0 +1,160 @@
+/* Statistics: the store's numbers, the client's numbers, and texts that say what is in force.
+ *
+ * Everything is copied first and reported afterwards without a lock, so the callback may call the
+ * library. Threads: any. Blocks for one round trip.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "client/client.h"
+#include "kvtier/codec.h"
+#include "kvtier/version.h"
+
+struct snapshot {
+    struct kvt_store_stats store;
+    uint64_t store_values[KVT_STORE_STAT_COUNT];
+    struct kvt_client_counters client;
+    uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes;
+};
+
+static_assert(sizeof(struct kvt_store_stats) == KVT_STORE_STAT_COUNT * sizeof(uint64_t),
+              "the store's numbers are a plain array");
+
+static int take(struct kvt_cache *cache, struct snapshot *snapshot)
+{
+    uint32_t count = 0;
+    memset(snapshot, 0, sizeof(*snapshot));
+    int rc = kvt_cache_enter(cache);
+    if (rc != 0)
+        return rc;
+    cache->callers++;
+    rc = kvt_call_stat(cache, snapshot->store_values, KVT_STORE_STAT_COUNT, &count);
+    snapshot->client = cache->counters;
+    snapshot->requests_active = cache->active_count;
+    snapshot->requests_held = cache->held_count;
+    snapshot->blocks_held = cache->held_blocks;
+    snapshot->threads = cache->worker_count;
+    snapshot->arena_bytes = cache->arena_bytes;
+    cache->callers--;
+    pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+    memcpy(&snapshot->store, snapshot->store_values, sizeof(snapshot->store));
+    return rc;
+}
+
+static void numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
+{
+#define KVT_X(field, name, help) fn(arg, name, snapshot->store.field, NULL, help);
+    KVT_STORE_COUNTERS(KVT_X)
+    KVT_STORE_GAUGES(KVT_X)
+#undef KVT_X
+#define KVT_X(field, name, help) fn(arg, name, snapshot->client.field, NULL, help);
+    KVT_CLIENT_COUNTERS(KVT_X)
+#undef KVT_X
+#define KVT_X(field, name, help) fn(arg, name, snapshot->field, NULL, help);
+    KVT_CLIENT_GAUGES(KVT_X)
+#undef KVT_X
+}
+
+/* "disk.state" and its like: the first root that is off, else the first one. "disk.0.state" and so
+ * on are there for each. */
+static void root_texts(const struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
+{
+    static const char none[] = "none";
+    uint32_t count = cache->settings->disk_count;
+    const struct kvt_root_state *first = count > 0 ? &cache->roots[0] : NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        if (cache->roots[i].io == NULL) {
+            first = &cache->roots[i];
+            break;
+        }
+    }
+    fn(arg, "disk.path", 0, first ? first->path : none, "directory of the root");
+    fn(arg, "disk.state", 0, first ? first->state : none, "ok, or why a root is not in use");
+    fn(arg, "disk.backend", 0, first ? first->backend : none, "I/O backend");
+    fn(arg, "disk.why", 0, first ? first->why : none, "why this backend and mode");
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kvt_root_state *root = &cache->roots[i];
+        const struct {
+            const char *what, *text, *help;
+        } texts[] = {{"path", root->path, "directory of this root"},
+                     {"state", root->state, "ok, or why this root is not in use"},
+                     {"backend", root->backend, "I/O backend of this root"},
+                     {"why", root->why, "why this backend and mode"}};
+        char name[48];
+        for (size_t j = 0; j < KVT_ARRAY_LEN(texts); j++) {
+            (void)snprintf(name, sizeof(name), "disk.%" PRIu32 ".%s", i, texts[j].what);
+            fn(arg, name, 0, texts[j].text, texts[j].help);
+        }
+        (void)snprintf(name, sizeof(name), "disk.%" PRIu32 ".cap_bytes", i);
+        fn(arg, name, root->cap_bytes, NULL, "hard cap of this root");
+    }
+}
+
+struct config_arg {
+    kvt_stats_fn fn;
+    void *arg;
+};
+
+static void config_text(void *arg, const char *key, const char *value, const char *default_value,
+                        const char *help)
+{
+    const struct config_arg *to = arg;
+    char name[64];
+    (void)default_value;
+    (void)snprintf(name, sizeof(name), "config.%s", key);
+    to->fn(to->arg, name, 0, value, help);
+}
+
+int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
+{
+    struct snapshot snapshot;
+    if (cache == NULL || fn == NULL)
+        return KVT_E_INVAL;
+    int rc = take(cache, &snapshot);
+    if (rc != 0)
+        return rc;
+    numbers(&snapshot, fn, arg);
+    fn(arg, "version", 0, kvt_version(), "version of the library");
+    fn(arg, "build", 0, kvt_build_info(), "how the library was built");
+    fn(arg, "codec.isa", 0, kvt_codec_isa(), "instruction set of the codec");
+    fn(arg, "codec.level", 0, kvt_level_name(cache->settings->level), "level of stored blocks");
+    fn(arg, "cache.state", 0,
+       atomic_load_explicit(&cache->enabled, memory_order_relaxed) ? "on" : "off",
+       "off: every lookup misses, every store does nothing");
+    root_texts(cache, fn, arg);
+    struct config_arg to = {fn, arg};
+    kvt_config_each(cache->config, config_text, &to);
+    return 0;
+}
+
+struct find {
+    const char *name;
+    uint64_t value;
+    int found;
+};
+
+static void find_number(void *arg, const char *name, uint64_t value, const char *text,
+                        const char *help)
+{
+    struct find *find = arg;
+    (void)help;
+    if (text != NULL || strcmp(name, find->name) != 0)
+        return;
+    find->value = value;
+    find->found = 1;
+}
+
+int kvt_stats_get(struct kvt_cache *cache, const char *name, uint64_t *value)
+{
+    if (cache == NULL || name == NULL || value == NULL)
+        return KVT_E_INVAL;
+    struct find find = {.name = name};
+    int rc = kvt_stats_each(cache, find_number, &find);
+    if (rc != 0)
+        return rc;
+    *value = find.value;
+    return find.found ? 0 : KVT_E_INVAL;
+}

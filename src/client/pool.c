@@ -1,0 +1,98 @@
+/* Pools: engine memory registered once, with the origin of every page.
+ *
+ * Origin (the "one coarse step at most" promise): a page that was loaded from a lossy record holds
+ * what the codec made of it. Storing it again as if it were exact would add a second error that
+ * nobody counted, so the pool remembers the level each page was loaded from until the engine says
+ * that the page was computed anew. Threads: any. The memory itself is the engine's.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/client.h"
+#include "kvtier/codec.h"
+
+static struct kvt_pool *pool_make(struct kvt_cache *cache, const struct kvt_pool_desc *desc)
+{
+    size_t places_bytes = desc->place_count * sizeof(struct kvt_part_place);
+    struct kvt_pool *pool = calloc(1, sizeof(*pool) + places_bytes);
+    if (pool == NULL)
+        return NULL;
+    pool->origin = calloc(desc->block_count ? desc->block_count : 1, sizeof(*pool->origin));
+    if (pool->origin == NULL) {
+        free(pool);
+        return NULL;
+    }
+    struct kvt_part_place *places = (struct kvt_part_place *)(pool + 1);
+    memcpy(places, desc->places, places_bytes);
+    pool->cache = cache;
+    pool->desc = *desc;
+    pool->desc.struct_size = sizeof(pool->desc);
+    pool->desc.places = places;
+    return pool;
+}
+
+static void pool_free(struct kvt_pool *pool)
+{
+    free(pool->origin);
+    free(pool);
+}
+
+int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
+                      const struct kvt_pool_desc *desc, struct kvt_pool **out)
+{
+    if (cache == NULL || layout == NULL || desc == NULL || out == NULL)
+        return KVT_E_INVAL;
+    int rc = kvt_layout_check(layout);
+    if (rc == 0)
+        rc = kvt_pool_check(layout, desc);
+    if (rc != 0)
+        return rc;
+    if (desc->device != KVT_DEVICE_HOST)
+        return KVT_E_UNSUPPORTED;
+    struct kvt_pool *pool = pool_make(cache, desc);
+    if (pool == NULL)
+        return -ENOMEM;
+    rc = kvt_cache_enter(cache);
+    if (rc != 0) {
+        pool_free(pool);
+        return rc;
+    }
+    pool->shape = kvt_shape_intern(cache, layout);
+    if (pool->shape != NULL)
+        TAILQ_INSERT_TAIL(&cache->pools, pool, list);
+    pthread_mutex_unlock(&cache->lock);
+    if (pool->shape == NULL) {
+        pool_free(pool);
+        return -ENOMEM;
+    }
+    *out = pool;
+    return 0;
+}
+
+void kvt_pool_unregister(struct kvt_pool *pool)
+{
+    if (pool == NULL || kvt_cache_enter(pool->cache) != 0)
+        return;
+    struct kvt_cache *cache = pool->cache;
+    cache->callers++;
+    while (pool->refs > 0)
+        pthread_cond_wait(&cache->idle, &cache->lock);
+    TAILQ_REMOVE(&cache->pools, pool, list);
+    cache->callers--;
+    pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+    pool_free(pool);
+}
+
+int kvt_pool_reset_origin(struct kvt_pool *pool, const uint32_t *ids, size_t n)
+{
+    if (pool == NULL || (ids == NULL && n != 0))
+        return KVT_E_INVAL;
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= pool->desc.block_count)
+            return KVT_E_INVAL;
+    for (size_t i = 0; i < n; i++)
+        atomic_store_explicit(&pool->origin[ids[i]], 0, memory_order_relaxed);
+    return 0;
+}

@@ -1,0 +1,121 @@
+/* The reply thread: drains the reply ring into the state machine and pumps.
+ *
+ * It sleeps in poll() on the ring's event fd and on a wake fd of ours; it never spins. While a
+ * message waits for room in the request ring and no reply is due that would announce it, it looks
+ * again every millisecond. Threads: this file is one thread, but for start, stop and wake.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/client.h"
+
+#define BURST 64 /* replies handled in one hold of the lock */
+#define STUCK_POLL_MS 1
+
+int kvt_thread_start(pthread_t *thread, const char *name, void *(*fn)(void *), void *arg)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old); /* signals are the program's business */
+    int rc = pthread_create(thread, NULL, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc == 0)
+        (void)pthread_setname_np(*thread, name);
+    return -rc;
+}
+
+/* Handle what is there, at most a burst. Returns replies handled. */
+static int drain(struct kvt_cache *cache)
+{
+    struct kvt_ring *ring = &cache->channel.replies;
+    int handled = 0;
+    while (handled < BURST && !cache->broken) {
+        const void *frame;
+        int bytes = kvt_ring_peek(ring, &frame);
+        if (bytes == 0)
+            break;
+        const struct kvt_msg *msg = frame;
+        if (bytes < (int)sizeof(*msg) || msg->bytes > (uint32_t)bytes ||
+            msg->bytes < sizeof(*msg)) {
+            cache->counters.bad_reply++;
+            kvt_engine_fail_all(cache);
+            break;
+        }
+        kvt_engine_reply(cache, msg);
+        kvt_ring_pop(ring);
+        handled++;
+    }
+    return handled;
+}
+
+static void drain_fd(int fd)
+{
+    uint64_t value;
+    ssize_t n;
+    do {
+        n = read(fd, &value, sizeof(value));
+    } while (n < 0 && errno == EINTR);
+}
+
+static void sleep_for_work(struct kvt_cache *cache, bool stuck, bool broken)
+{
+    struct kvt_ring *ring = &cache->channel.replies;
+    struct pollfd fds[2] = {{.fd = cache->wake_fd, .events = POLLIN},
+                            {.fd = broken ? -1 : ring->event_fd, .events = POLLIN}};
+    if (!broken && !kvt_ring_sleep(ring))
+        return;
+    (void)poll(fds, 2, stuck ? STUCK_POLL_MS : -1);
+    kvt_ring_awake(ring);
+    if (fds[0].revents & POLLIN)
+        drain_fd(fds[0].fd);
+    if (fds[1].revents & POLLIN)
+        drain_fd(fds[1].fd);
+}
+
+static void *reply_main(void *arg)
+{
+    struct kvt_cache *cache = arg;
+    for (;;) {
+        pthread_mutex_lock(&cache->lock);
+        int handled = drain(cache);
+        if (handled > 0 || cache->stuck || cache->broken)
+            kvt_pump(cache);
+        if (handled > 0 && cache->room_waiters > 0)
+            pthread_cond_broadcast(&cache->room);
+        bool stop = cache->stop_reply, stuck = cache->stuck, broken = cache->broken;
+        pthread_mutex_unlock(&cache->lock);
+        if (stop)
+            return NULL;
+        if (handled < BURST)
+            sleep_for_work(cache, stuck, broken);
+    }
+}
+
+void kvt_reply_wake(struct kvt_cache *cache)
+{
+    uint64_t one = 1;
+    ssize_t n = write(cache->wake_fd, &one, sizeof(one)); /* full means already awake */
+    (void)n;
+}
+
+int kvt_reply_start(struct kvt_cache *cache)
+{
+    int rc = kvt_thread_start(&cache->reply_thread, "kvt-reply", reply_main, cache);
+    cache->reply_running = rc == 0;
+    return rc;
+}
+
+void kvt_reply_stop(struct kvt_cache *cache)
+{
+    if (!cache->reply_running)
+        return;
+    pthread_mutex_lock(&cache->lock);
+    cache->stop_reply = true;
+    pthread_mutex_unlock(&cache->lock);
+    kvt_reply_wake(cache);
+    pthread_join(cache->reply_thread, NULL);
+    cache->reply_running = false;
+}

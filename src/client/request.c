@@ -1,0 +1,461 @@
+/* Requests: acceptance of stores and loads, waiting, cancelling, outcomes.
+ *
+ * Request objects and block entries come from arrays made at open; entries of one request are
+ * contiguous, so its statuses are one array. Acceptance is three steps: take (lock), fill (no lock:
+ * nobody else knows the request), submit (lock). A refused call leaves nothing behind.
+ * Threads: any. Only kvt_req_wait() and kvt_req_free() block.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "client/client.h"
+
+/* ---- memory -------------------------------------------------------------------------------- */
+
+int kvt_requests_init(struct kvt_cache *cache)
+{
+    size_t requests = cache->settings->requests_max;
+    cache->granule_count =
+        (uint32_t)((cache->settings->request_blocks_max + KVT_GRANULE - 1) / KVT_GRANULE);
+    size_t blocks = (size_t)cache->granule_count * KVT_GRANULE;
+    cache->blocks = calloc(blocks, sizeof(*cache->blocks));
+    cache->statuses = calloc(blocks, sizeof(*cache->statuses));
+    cache->granule_bits = calloc((cache->granule_count + 63) / 64, sizeof(uint64_t));
+    cache->requests = calloc(requests, sizeof(*cache->requests));
+    if (!cache->blocks || !cache->statuses || !cache->granule_bits || !cache->requests)
+        return -ENOMEM;
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    for (size_t i = 0; i < requests; i++) {
+        struct kvt_req *req = &cache->requests[i];
+        req->cache = cache;
+        req->index = (uint32_t)i;
+        pthread_cond_init(&req->cond, &attr);
+        TAILQ_INSERT_TAIL(&cache->free_reqs, req, list);
+    }
+    pthread_condattr_destroy(&attr);
+    return 0;
+}
+
+void kvt_requests_free(struct kvt_cache *cache)
+{
+    for (size_t i = 0; cache->requests != NULL && i < cache->settings->requests_max; i++)
+        pthread_cond_destroy(&cache->requests[i].cond);
+    free(cache->requests);
+    free(cache->granule_bits);
+    free(cache->statuses);
+    free(cache->blocks);
+}
+
+static bool granule_used(const struct kvt_cache *cache, uint32_t i)
+{
+    return (cache->granule_bits[i / 64] >> (i % 64) & 1) != 0;
+}
+
+static void granules_mark(struct kvt_cache *cache, uint32_t from, uint32_t count, bool used)
+{
+    for (uint32_t i = from; i < from + count; i++) {
+        uint64_t bit = UINT64_C(1) << (i % 64);
+        if (used)
+            cache->granule_bits[i / 64] |= bit;
+        else
+            cache->granule_bits[i / 64] &= ~bit;
+    }
+}
+
+/* First fit within [from, to): the first granule of a free run, or KVT_NONE. */
+static uint32_t granules_find(const struct kvt_cache *cache, uint32_t from, uint32_t to,
+                              uint32_t count)
+{
+    uint32_t run = 0;
+    for (uint32_t i = from; i < to; i++) {
+        if (i % 64 == 0 && cache->granule_bits[i / 64] == UINT64_MAX) {
+            run = 0;
+            i += 63;
+            continue;
+        }
+        run = granule_used(cache, i) ? 0 : run + 1;
+        if (run == count)
+            return i + 1 - count;
+    }
+    return KVT_NONE;
+}
+
+static uint32_t granules_for(uint32_t n)
+{
+    return n == 0 ? 0 : (n + KVT_GRANULE - 1) / KVT_GRANULE;
+}
+
+static uint32_t entries_take(struct kvt_cache *cache, uint32_t n)
+{
+    uint32_t count = granules_for(n);
+    if (count == 0)
+        return 0;
+    uint32_t at = granules_find(cache, cache->granule_hint, cache->granule_count, count);
+    if (at == KVT_NONE)
+        at = granules_find(cache, 0, cache->granule_count, count);
+    if (at == KVT_NONE)
+        return KVT_NONE;
+    granules_mark(cache, at, count, true);
+    cache->granule_hint = at + count < cache->granule_count ? at + count : 0;
+    cache->held_blocks += count * KVT_GRANULE;
+    return at * KVT_GRANULE;
+}
+
+static void req_put(struct kvt_cache *cache, struct kvt_req *req)
+{
+    uint32_t count = granules_for(req->n);
+    for (uint32_t i = 0; i < req->n; i++)
+        cache->blocks[req->first + i].state = KVT_B_IDLE;
+    if (count > 0)
+        granules_mark(cache, req->first / KVT_GRANULE, count, false);
+    cache->held_blocks -= count * KVT_GRANULE;
+    cache->held_count--;
+    req->state = KVT_R_FREE;
+    TAILQ_INSERT_HEAD(&cache->free_reqs, req, list);
+}
+
+/* ---- acceptance ---------------------------------------------------------------------------- */
+
+struct ask { /* the arguments that loads and stores share */
+    struct kvt_ns *ns;
+    struct kvt_pool *pool;
+    const struct kvt_key *keys;
+    const uint32_t *ids;
+    size_t n;
+    int kind;
+};
+
+static int ask_check(const struct ask *ask)
+{
+    if (ask->ns == NULL || ask->pool == NULL || ask->ns->cache != ask->pool->cache ||
+        ((ask->keys == NULL || ask->ids == NULL) && ask->n != 0))
+        return KVT_E_INVAL;
+    if (ask->n > ask->ns->cache->settings->request_blocks_max)
+        return KVT_E_LIMIT;
+    if (ask->ns->shape != ask->pool->shape)
+        return KVT_E_LAYOUT;
+    for (size_t i = 0; i < ask->n; i++)
+        if (ask->ids[i] >= ask->pool->desc.block_count)
+            return KVT_E_INVAL;
+    return kvt_keys_ok(ask->ns, ask->keys, ask->n) ? 0 : KVT_E_INVAL;
+}
+
+static int req_take(const struct ask *ask, struct kvt_req **out)
+{
+    struct kvt_cache *cache = ask->ns->cache;
+    int rc = kvt_cache_enter(cache);
+    if (rc != 0)
+        return rc;
+    struct kvt_req *req = TAILQ_FIRST(&cache->free_reqs);
+    uint32_t first = req == NULL ? KVT_NONE : entries_take(cache, (uint32_t)ask->n);
+    if (first == KVT_NONE) {
+        cache->counters.refused_again++;
+        pthread_mutex_unlock(&cache->lock);
+        return -EAGAIN;
+    }
+    TAILQ_REMOVE(&cache->free_reqs, req, list);
+    cache->held_count++;
+    req->state = KVT_R_FILLING;
+    req->ns = ask->ns;
+    req->pool = ask->pool;
+    req->kind = (uint8_t)ask->kind;
+    req->min_level = 0;
+    req->asking = false;
+    req->first = first;
+    req->n = (uint32_t)ask->n;
+    req->cursor = req->done = 0;
+    req->first_pos = 0;
+    memset(&req->parent, 0, sizeof(req->parent));
+    memset(&req->report, 0, sizeof(req->report));
+    req->deadline_ns = INT64_MAX;
+    req->elapsed_ns = 0;
+    atomic_store_explicit(&req->canceled, 0, memory_order_relaxed);
+    cache->callers++; /* until submit */
+    ask->ns->refs++;
+    ask->pool->refs++;
+    pthread_mutex_unlock(&cache->lock);
+    *out = req;
+    return 0;
+}
+
+static void key_copy(struct kvt_key *out, const struct kvt_key *key)
+{
+    memset(out, 0, sizeof(*out));
+    memcpy(out->hash, key->hash, key->hash_len);
+    out->hash_len = key->hash_len;
+    out->group = key->group;
+    out->shard = key->shard;
+}
+
+static void req_fill(struct kvt_req *req, const struct ask *ask)
+{
+    struct kvt_block *blocks = &req->cache->blocks[req->first];
+    req->start_ns = kvt_clock_now(&req->cache->clock);
+    for (uint32_t i = 0; i < req->n; i++) {
+        struct kvt_block *block = &blocks[i];
+        memset(block, 0, sizeof(*block));
+        key_copy(&block->key, &ask->keys[i]);
+        block->page = ask->ids[i];
+        block->next = KVT_NONE;
+        block->req = req->index;
+        block->state = KVT_B_QUEUED;
+    }
+}
+
+static void count_off(struct kvt_cache *cache, const struct kvt_req *req)
+{
+    if (req->kind == KVT_REQ_LOAD)
+        cache->counters.off_load += req->n;
+    else
+        cache->counters.off_store += req->n;
+}
+
+static void req_submit(struct kvt_req *req)
+{
+    struct kvt_cache *cache = req->cache;
+    pthread_mutex_lock(&cache->lock);
+    cache->callers--;
+    if (req->kind == KVT_REQ_LOAD)
+        cache->counters.load_requests++;
+    else
+        cache->counters.store_requests++;
+    req->state = KVT_R_ACTIVE;
+    TAILQ_INSERT_TAIL(&cache->active, req, list);
+    cache->active_count++;
+    bool on = atomic_load_explicit(&cache->enabled, memory_order_relaxed) != 0;
+    if (req->n == 0) {
+        kvt_engine_complete(cache, req);
+    } else if (!on) {
+        count_off(cache, req);
+        kvt_engine_end_unasked(cache, req, KVT_E_MISS);
+    } else if (cache->broken || cache->closing) {
+        kvt_engine_end_unasked(cache, req, KVT_E_CLOSED);
+    } else {
+        TAILQ_INSERT_TAIL(&cache->asking[req->kind], req, asklist);
+        req->asking = true;
+        kvt_pump(cache);
+    }
+    pthread_mutex_unlock(&cache->lock);
+}
+
+static int refuse(struct kvt_cache *cache, int code)
+{
+    if (kvt_cache_enter(cache) != 0)
+        return KVT_E_CLOSED;
+    cache->counters.refused_bad++;
+    pthread_mutex_unlock(&cache->lock);
+    return code;
+}
+
+/* ---- stores and loads ---------------------------------------------------------------------- */
+
+static int store_opts_check(const struct kvt_ns *ns, const struct kvt_store_opts *opts, size_t n)
+{
+    if (opts->struct_size != sizeof(*opts))
+        return KVT_E_VERSION;
+    if (opts->level < KVT_LEVEL_DEFAULT || opts->level > KVT_LEVEL_RAW)
+        return KVT_E_INVAL;
+    if (opts->level != KVT_LEVEL_DEFAULT && ns->shape->record_bytes[opts->level] == 0)
+        return KVT_E_UNSUPPORTED;
+    if (opts->parent != NULL && !kvt_keys_ok(ns, opts->parent, 1))
+        return KVT_E_INVAL;
+    uint64_t end = opts->first_pos + (uint64_t)n * ns->shape->layout.block_tokens;
+    return end <= UINT32_MAX ? 0 : KVT_E_INVAL;
+}
+
+/* The level each block is stored at: exact ones and the first of a sequence raw, pages of lossy
+ * origin at kv8 at best, the others as asked. */
+static void set_levels(struct kvt_req *req, const struct kvt_store_opts *opts)
+{
+    struct kvt_block *blocks = &req->cache->blocks[req->first];
+    int level = opts->level != KVT_LEVEL_DEFAULT ? opts->level : req->cache->settings->level;
+    if (opts->exact || req->ns->shape->record_bytes[level] == 0)
+        level = KVT_LEVEL_RAW;
+    for (uint32_t i = 0; i < req->n; i++) {
+        blocks[i].level = (uint8_t)level;
+        if (i == 0 && opts->first_pos == 0)
+            blocks[i].level = KVT_LEVEL_RAW;
+        if (atomic_load_explicit(&req->pool->origin[blocks[i].page], memory_order_relaxed) != 0) {
+            blocks[i].lossy = 1;
+            blocks[i].level = KVT_LEVEL_KV8;
+        }
+    }
+}
+
+int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
+              const uint32_t *ids, size_t n, const struct kvt_store_opts *opts,
+              struct kvt_req **out)
+{
+    static const struct kvt_store_opts defaults = {.struct_size = sizeof(defaults)};
+    struct ask ask = {ns, pool, keys, ids, n, KVT_REQ_STORE};
+    struct kvt_req *req;
+    if (ns == NULL || out == NULL)
+        return KVT_E_INVAL;
+    if (opts == NULL)
+        opts = &defaults;
+    int rc = ask_check(&ask);
+    if (rc == 0)
+        rc = store_opts_check(ns, opts, n);
+    if (rc != 0)
+        return refuse(ns->cache, rc);
+    rc = req_take(&ask, &req);
+    if (rc != 0)
+        return rc;
+    req_fill(req, &ask);
+    req->first_pos = opts->first_pos;
+    if (opts->parent != NULL)
+        key_copy(&req->parent, opts->parent);
+    set_levels(req, opts);
+    *out = req;
+    req_submit(req);
+    return 0;
+}
+
+static int64_t deadline_at(const struct kvt_req *req, int64_t from_now)
+{
+    int64_t at;
+    if (from_now == 0 && req->cache->settings->load_deadline != KVT_AUTO)
+        from_now = (int64_t)req->cache->settings->load_deadline;
+    if (from_now <= 0 || !kvt_add_ok(req->start_ns, from_now, &at))
+        return INT64_MAX;
+    return at;
+}
+
+int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
+             const uint32_t *ids, size_t n, const struct kvt_load_opts *opts, struct kvt_req **out)
+{
+    static const struct kvt_load_opts defaults = {.struct_size = sizeof(defaults)};
+    struct ask ask = {ns, pool, keys, ids, n, KVT_REQ_LOAD};
+    struct kvt_req *req;
+    if (ns == NULL || out == NULL)
+        return KVT_E_INVAL;
+    if (opts == NULL)
+        opts = &defaults;
+    int rc = ask_check(&ask);
+    if (rc == 0 && opts->struct_size != sizeof(*opts))
+        rc = KVT_E_VERSION;
+    if (rc == 0 && (opts->min_level < KVT_LEVEL_DEFAULT || opts->min_level > KVT_LEVEL_RAW))
+        rc = KVT_E_INVAL;
+    if (rc != 0)
+        return refuse(ns->cache, rc);
+    rc = req_take(&ask, &req);
+    if (rc != 0)
+        return rc;
+    req_fill(req, &ask);
+    req->deadline_ns = deadline_at(req, opts->deadline_ns);
+    req->min_level = (uint8_t)opts->min_level;
+    *out = req;
+    req_submit(req);
+    return 0;
+}
+
+/* ---- after acceptance ---------------------------------------------------------------------- */
+
+static struct timespec after(const struct kvt_cache *cache, int64_t timeout_ns)
+{
+    int64_t now = kvt_clock_now(&cache->clock), at;
+    if (!kvt_add_ok(now, timeout_ns, &at))
+        at = INT64_MAX;
+    return (struct timespec){.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
+}
+
+int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns)
+{
+    if (req == NULL)
+        return KVT_E_INVAL;
+    struct kvt_cache *cache = req->cache;
+    if (kvt_cache_forked(cache))
+        return KVT_E_CLOSED;
+    struct timespec until = {0};
+    if (timeout_ns > 0)
+        until = after(cache, timeout_ns);
+    pthread_mutex_lock(&cache->lock);
+    cache->callers++;
+    int rc = 0;
+    while (req->state != KVT_R_COMPLETE && timeout_ns != 0 && rc == 0)
+        rc = timeout_ns < 0 ? pthread_cond_wait(&req->cond, &cache->lock)
+                            : pthread_cond_timedwait(&req->cond, &cache->lock, &until);
+    int complete = req->state == KVT_R_COMPLETE;
+    cache->callers--;
+    if (cache->closing)
+        pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+    return complete;
+}
+
+static void cancel_locked(struct kvt_cache *cache, struct kvt_req *req)
+{
+    if (req->state != KVT_R_ACTIVE || atomic_load_explicit(&req->canceled, memory_order_relaxed))
+        return;
+    atomic_store_explicit(&req->canceled, 1, memory_order_relaxed);
+    cache->counters.canceled++;
+    for (uint32_t i = 0; i < KVT_FLIGHTS_MAX; i++) {
+        struct kvt_flight *flight = &cache->flights[i];
+        if (flight->op == KVT_OP_ACQUIRE && flight->req == req->index && !flight->cancel_wanted) {
+            flight->cancel_wanted = true;
+            cache->cancels_wanted++;
+        }
+    }
+    kvt_engine_end_unasked(cache, req, KVT_E_CANCELED); /* may complete it */
+    kvt_pump(cache);
+}
+
+void kvt_req_cancel(struct kvt_req *req)
+{
+    if (req == NULL || kvt_cache_forked(req->cache))
+        return;
+    pthread_mutex_lock(&req->cache->lock);
+    cancel_locked(req->cache, req);
+    pthread_mutex_unlock(&req->cache->lock);
+}
+
+void kvt_requests_cancel_all(struct kvt_cache *cache)
+{
+    for (size_t i = 0; i < cache->settings->requests_max; i++)
+        cancel_locked(cache, &cache->requests[i]);
+}
+
+const int32_t *kvt_req_status(const struct kvt_req *req, size_t *n)
+{
+    if (n != NULL)
+        *n = req->n;
+    return &req->cache->statuses[req->first];
+}
+
+int kvt_req_report(const struct kvt_req *req, struct kvt_req_report *report)
+{
+    if (req == NULL || report == NULL)
+        return KVT_E_INVAL;
+    if (report->struct_size != sizeof(*report))
+        return KVT_E_VERSION;
+    if (kvt_cache_forked(req->cache))
+        return KVT_E_CLOSED;
+    pthread_mutex_lock(&req->cache->lock);
+    int rc = req->state == KVT_R_COMPLETE ? 0 : -EAGAIN;
+    if (rc == 0)
+        *report = req->report;
+    report->struct_size = sizeof(*report);
+    pthread_mutex_unlock(&req->cache->lock);
+    return rc;
+}
+
+void kvt_req_free(struct kvt_req *req)
+{
+    if (req == NULL || kvt_cache_forked(req->cache))
+        return;
+    struct kvt_cache *cache = req->cache;
+    (void)kvt_req_wait(req, -1);
+    pthread_mutex_lock(&cache->lock);
+    if (req->state == KVT_R_COMPLETE)
+        req_put(cache, req);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+size_t kvt_usable_blocks(uint32_t block_tokens, size_t n_tokens)
+{
+    return block_tokens == 0 || n_tokens == 0 ? 0 : (n_tokens - 1) / block_tokens;
+}

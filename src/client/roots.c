@@ -1,0 +1,149 @@
+/* Roots: opening and locking the disk directories of a cache, and the sentences that say why one
+ * cannot be used and what to do about it. Nothing is deleted here, ever.
+ *
+ * Threads: kvt_open() and kvt_close() only; the states are read-only in between. The log inside a
+ * root is opened by the store.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/client.h"
+
+/* One sentence: the path, what is wrong, the remedy. */
+static void describe(const struct kvt_root_state *root, int code, int64_t owner_pid, char *text,
+                     size_t len)
+{
+    const char *path = root->path;
+    char owner[48] = "another process";
+    if (owner_pid > 0)
+        (void)snprintf(owner, sizeof(owner), "process %" PRId64, owner_pid);
+#define SAY(...) (void)snprintf(text, len, __VA_ARGS__)
+    switch (code) {
+    case KVT_E_NOT_OURS:
+        SAY("disk root %.250s holds files that are not a kvtier store; nothing was touched: give "
+            "it an empty or new directory",
+            path);
+        break;
+    case KVT_E_LOCKED:
+        SAY("disk root %.250s is in use by %s: stop it, or give this process a directory of its "
+            "own",
+            path, owner);
+        break;
+    case KVT_E_NEWER:
+        SAY("disk root %.250s was written by a newer kvtier; nothing was touched: upgrade kvtier, "
+            "or use another directory",
+            path);
+        break;
+    case KVT_E_READ_ONLY:
+    case -EROFS:
+    case -EACCES:
+    case -EPERM:
+        SAY("disk root %.250s cannot be written by this user: change its owner or permissions, or "
+            "mount its file system writable",
+            path);
+        break;
+    case KVT_E_SYMLINK:
+    case -ELOOP:
+        SAY("disk root %.250s is a symbolic link, which is refused: name the directory itself",
+            path);
+        break;
+    case KVT_E_NO_SPACE:
+    case -ENOSPC:
+    case -EDQUOT:
+        SAY("disk root %.250s: its file system is full: free space there, or use another drive",
+            path);
+        break;
+    case KVT_E_TOO_SMALL:
+        SAY("disk root %.250s: a cap of %" PRIu64 " MiB is too small: give it 8MiB or more", path,
+            root->cap_bytes >> 20);
+        break;
+    case -ENOENT:
+        SAY("disk root %.250s: its parent directory does not exist: create it first", path);
+        break;
+    case -ENOTDIR:
+        SAY("disk root %.250s is not a directory: name a directory, or remove what is there", path);
+        break;
+    case KVT_E_UNSUPPORTED:
+    case -EOPNOTSUPP:
+        SAY("disk root %.250s: its file system cannot do O_DIRECT, which direct=on requires: set "
+            "direct=auto",
+            path);
+        break;
+    default:
+        SAY("disk root %.250s cannot be used: %s (%d)", path, kvt_strerror(code), code);
+    }
+#undef SAY
+}
+
+void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid)
+{
+    struct kvt_root_state *root = &cache->roots[number];
+    if (root->io != NULL)
+        root->io->ops->destroy(root->io);
+    root->io = NULL;
+    root->error = code;
+    describe(root, code, owner_pid, root->state, sizeof(root->state));
+}
+
+static void note_info(struct kvt_root_state *root)
+{
+    struct kvt_io_info info;
+    memset(&info, 0, sizeof(info));
+    root->io->ops->info(root->io, &info);
+    (void)snprintf(root->backend, sizeof(root->backend), "%s", info.backend ? info.backend : "");
+    (void)snprintf(root->why, sizeof(root->why), "%s", info.why ? info.why : "");
+    root->direct = info.direct;
+}
+
+static int open_one(struct kvt_cache *cache, uint32_t number)
+{
+    struct kvt_root_state *root = &cache->roots[number];
+    const struct kvt_settings *settings = cache->settings;
+    struct kvt_io_posix_params params = {.path = root->path,
+                                         .threads = (int)settings->io_threads,
+                                         .direct = settings->direct,
+                                         .log = cache->log};
+    int64_t owner_pid = 0;
+    int rc = kvt_io_posix_new(&params, &root->io);
+    if (rc != 0)
+        root->io = NULL;
+    else
+        rc = root->io->ops->lock(root->io, &owner_pid);
+    if (rc != 0) {
+        kvt_roots_drop(cache, number, rc, owner_pid);
+        return rc;
+    }
+    (void)snprintf(root->state, sizeof(root->state), "ok");
+    note_info(root);
+    return 0;
+}
+
+int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len)
+{
+    const struct kvt_settings *settings = cache->settings;
+    for (uint32_t i = 0; i < settings->disk_count; i++) {
+        struct kvt_root_state *root = &cache->roots[i];
+        root->path = settings->disks[i].path;
+        root->cap_bytes = settings->disks[i].cap_bytes;
+        int rc = open_one(cache, i);
+        if (rc == 0)
+            continue;
+        if (settings->disk_required) {
+            (void)snprintf(error, error_len, "%s", root->state);
+            return rc;
+        }
+        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it)", root->state);
+    }
+    return 0;
+}
+
+void kvt_roots_close(struct kvt_cache *cache)
+{
+    for (uint32_t i = 0; i < KVT_DISKS_MAX; i++) {
+        if (cache->roots[i].io != NULL)
+            cache->roots[i].io->ops->destroy(cache->roots[i].io);
+        cache->roots[i].io = NULL;
+    }
+}
