@@ -14,7 +14,7 @@ ALLOWED = {
     "src/codec": {"base", "codec"},
     "src/io": {"base", "io"},
     "src/store": {"base", "format", "io", "store"},
-    "src/client": {"base", "format", "codec", "client", "store/owner.h"},
+    "src/client": {"base", "format", "codec", "client", "store/owner.h", "io/io.h"},
     "src/adapters": {"adapters"},
 }
 STANDARD = {
