@@ -26,7 +26,7 @@ check_includes() { need python3; python3 scripts/lint/includes.py; }
 check_sizes() { need python3; python3 scripts/lint/sizes.py; }
 check_banned() { need python3; python3 scripts/lint/banned.py; }
 check_names() { scripts/lint/names.sh; }
-check_headers() { need cc; need c++; scripts/lint/headers.sh; }
+check_headers() { need cc; need c++; scripts/lint/headers.sh "$build"; }
 check_symbols() { need nm; scripts/lint/symbols.sh "$build"; }
 check_shell() {
     need shellcheck
