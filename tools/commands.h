@@ -4,7 +4,8 @@
 #define KVT_TOOLS_COMMANDS_H
 
 /* X("name", function, "one line for kvtier --help"); a name may have two words. */
-#define KVT_COMMANDS(X) \
+#define KVT_COMMANDS(X)                                                                  \
+    X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not") \
     X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")
 
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */

@@ -1,0 +1,155 @@
+/* Goal: the binary itself: help, version, unknown commands, exit codes, a full disk behind a
+ *       redirection; every subcommand has --help and refuses unknown options with exit code 2.
+ * Method: the built binary is run; the list of subcommands is taken from its own help, so a new
+ *         command is tested the day it lands.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kvtier/version.h"
+#include "support/run_tool.h"
+
+static struct tool_run run;
+
+#define TOOL(...) \
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", __VA_ARGS__, NULL}, NULL, NULL)
+
+static void test_help(void **state)
+{
+    (void)state;
+    TOOL("--help");
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "usage: kvtier COMMAND"));
+    assert_string_equal(run.err, "");
+    TOOL("help");
+    assert_int_equal(run.code, 0);
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", NULL}, NULL, NULL);
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.out, "usage: kvtier COMMAND"));
+}
+
+static void test_version(void **state)
+{
+    (void)state;
+    TOOL("--version");
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, KVT_VERSION_STRING));
+    assert_ptr_equal(strchr(run.out, '\n'), run.out + strlen(run.out) - 1); /* one line */
+}
+
+static void test_unknown_command(void **state)
+{
+    (void)state;
+    TOOL("docter");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "unknown command 'docter'; did you mean 'doctor'?"));
+    TOOL("bench", "codecs");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "did you mean 'bench codec'?"));
+    TOOL("nothing-like-it");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "see 'kvtier --help'"));
+    TOOL("");
+    assert_int_equal(run.code, 2);
+    assert_string_equal(run.out, "");
+}
+
+static void test_family(void **state)
+{
+    (void)state;
+    TOOL("bench");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.out, "usage: kvtier bench WHAT"));
+    assert_non_null(strstr(run.out, "codec"));
+    TOOL("bench", "--help");
+    assert_int_equal(run.code, 0);
+}
+
+/* Run fn for each command that the help lists ("  name   summary", two blanks before the summary).
+ */
+static int each_command(void (*fn)(const char *first, const char *second))
+{
+    static struct tool_run help;
+    char line[256], name[64], *save = help.out;
+    int count = 0;
+
+    tool_run(&help, KVT_TOOL, (const char *const[]){"kvtier", "--help", NULL}, NULL, NULL);
+    while (*save) {
+        size_t len = strcspn(save, "\n");
+        snprintf(line, sizeof(line), "%.*s", (int)len, save);
+        save += len + (save[len] == '\n');
+        if (strncmp(line, "  ", 2) != 0 || !strncmp(line, "  kvtier", 8))
+            continue;
+        snprintf(name, sizeof(name), "%.*s", (int)(strstr(line + 2, "  ") - (line + 2)), line + 2);
+        char *space = strchr(name, ' ');
+        if (space)
+            *space = '\0';
+        fn(name, space ? space + 1 : NULL);
+        count++;
+    }
+    return count;
+}
+
+static void run_with(const char *first, const char *second, const char *option)
+{
+    const char *const two[] = {"kvtier", first, second, option, NULL};
+    const char *const one[] = {"kvtier", first, option, NULL};
+
+    tool_run(&run, KVT_TOOL, second ? two : one, NULL, NULL);
+}
+
+static int is_left_out(const char *first)
+{
+    return strcmp(first, "demo") == 0 && strstr(run.err, "no llama.cpp adapter");
+}
+
+static void check_command(const char *first, const char *second)
+{
+    run_with(first, second, "--help");
+    if (is_left_out(first))
+        return;
+    if (run.code != 0 || !strstr(run.out, "usage: kvtier") || !strstr(run.out, "--json"))
+        fail_msg("%s --help: %d\n%s%s", first, run.code, run.out, run.err);
+    run_with(first, second, "--no-such-option-anywhere");
+    if (run.code != 2 || !strstr(run.err, "no-such-option-anywhere") || run.out[0])
+        fail_msg("%s with an unknown option: %d\n%s%s", first, run.code, run.out, run.err);
+    run_with(first, second, "--jsno");
+    if (run.code != 2 || !strstr(run.err, "did you mean '--json'?"))
+        fail_msg("%s --jsno: %d\n%s%s", first, run.code, run.out, run.err);
+}
+
+static void test_every_command(void **state)
+{
+    (void)state;
+    assert_true(each_command(check_command) >= 3);
+}
+
+static void test_full_disk(void **state)
+{
+    (void)state;
+    tool_run(&run, "/bin/sh",
+             (const char *const[]){"sh", "-c", "\"$0\" --help >/dev/full", KVT_TOOL, NULL}, NULL,
+             NULL);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "cannot write to standard output"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_help),
+        cmocka_unit_test(test_version),
+        cmocka_unit_test(test_unknown_command),
+        cmocka_unit_test(test_family),
+        cmocka_unit_test(test_every_command),
+        cmocka_unit_test(test_full_disk),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,207 @@
+/* kvtier doctor: what works on this machine, what does not, and why.
+ *
+ * Each check ends in one state: ok; off (not there, nobody asked for it); warn (works, worse than
+ * it could); fail (asked for, does not work). Exit 1 when any check failed.
+ * Threads: one. It changes nothing but a scratch directory inside --dir, which it removes again.
+ */
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "cli_config.h"
+#include "commands.h"
+#include "doctor.h"
+#include "kvtier/kvtier.h"
+
+#define PROBE_BYTES_DEFAULT (UINT64_C(64) << 20) /* half a second on a slow disk */
+#define DETAIL_MAX 512
+
+enum state { STATE_OK, STATE_OFF, STATE_WARN, STATE_FAIL };
+static const char *const state_name[] = {"ok", "off", "warn", "fail"};
+
+struct doctor {
+    int json;
+    int failed;
+    json_t *checks;
+};
+
+/* Record and show one check. Returns its JSON object (borrowed) so that figures can be added. */
+__attribute__((format(printf, 4, 5))) static json_t *
+check(struct doctor *doctor, const char *name, enum state state, const char *format, ...)
+{
+    char detail[DETAIL_MAX];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(detail, sizeof(detail), format, args);
+    va_end(args);
+    if (state == STATE_FAIL)
+        doctor->failed = 1;
+    if (!doctor->json)
+        printf("%-4s  %-10s %s\n", state_name[state], name, detail);
+    json_t *object =
+        json_pack("{s:s, s:s, s:s}", "name", name, "state", state_name[state], "detail", detail);
+    json_array_append_new(doctor->checks, object);
+    return object;
+}
+
+static const char *bytes_or(uint64_t bytes, const char *none, char *buffer)
+{
+    return bytes == UINT64_MAX ? none : kvt_human_bytes(bytes, buffer);
+}
+
+static void set_bytes(json_t *object, const char *name, uint64_t bytes)
+{
+    json_object_set_new(object, name,
+                        bytes == UINT64_MAX ? json_null() : json_integer((json_int_t)bytes));
+}
+
+static void check_codec(struct doctor *doctor)
+{
+    const char *forced = getenv("KVTIER_CODEC_ISA");
+    const char *isa = kvt_codec_isa();
+    char why[160] = "";
+
+    if (forced && forced[0] && strcmp(forced, isa) != 0)
+        check(doctor, "codec", STATE_FAIL, "KVTIER_CODEC_ISA=%s cannot be had here: %s is in force",
+              forced, isa);
+    int rc = kvt_doctor_codec(why, sizeof(why));
+    json_t *object = check(doctor, "codec", rc ? STATE_FAIL : STATE_OK, "%s%s: %s", isa,
+                           forced && forced[0] ? " (forced by KVTIER_CODEC_ISA)"
+                                               : " (chosen for this processor)",
+                           why);
+    json_object_set_new(object, "isa", json_string(isa));
+}
+
+static void check_memory(struct doctor *doctor)
+{
+    struct kvt_doctor_memory m;
+    char a[32], b[32], c[32];
+
+    kvt_doctor_memory(&m);
+    int tight = m.cgroup_bytes != UINT64_MAX && m.total_bytes && m.cgroup_bytes < m.total_bytes;
+    json_t *object = check(doctor, "memory", STATE_OK, "%s, %s available, control group limit %s%s",
+                           kvt_human_bytes(m.total_bytes, a), kvt_human_bytes(m.available_bytes, b),
+                           bytes_or(m.cgroup_bytes, "none", c),
+                           tight ? ": size \"dram\" by that limit, not by the machine" : "");
+    set_bytes(object, "total_bytes", m.total_bytes);
+    set_bytes(object, "available_bytes", m.available_bytes);
+    set_bytes(object, "cgroup_bytes", m.cgroup_bytes);
+    object = check(doctor, "memlock", STATE_OK, "%s may be locked; nothing of this build needs it",
+                   bytes_or(m.memlock_bytes, "any amount", a));
+    set_bytes(object, "memlock_bytes", m.memlock_bytes);
+    /* a disk root keeps at most a few tens of segment files open */
+    int few = m.files_max < 64;
+    object = check(doctor, "files", few ? STATE_WARN : STATE_OK, "%s%llu open files allowed%s",
+                   m.files_max == UINT64_MAX ? "more than " : "",
+                   m.files_max == UINT64_MAX ? 1000000ull : (unsigned long long)m.files_max,
+                   few ? ": a disk root needs up to 64; raise 'ulimit -n'" : "");
+    set_bytes(object, "files_max", m.files_max);
+}
+
+static void check_io(struct doctor *doctor, const char *dir, uint64_t bytes)
+{
+    struct kvt_doctor_io io;
+    char free_text[32], probe[32];
+
+    if (!dir) {
+        check(doctor, "disk", STATE_OFF, "not looked at: --dir DIR probes a directory");
+        return;
+    }
+    int rc = kvt_doctor_io(dir, bytes, &io);
+    if (rc) {
+        json_t *object = check(doctor, "disk", STATE_FAIL, "%s: %s", dir, io.why);
+        json_object_set_new(object, "error", json_integer(rc));
+        return;
+    }
+    json_t *object = check(doctor, "disk", io.direct ? STATE_OK : STATE_WARN,
+                           "%s: %s, %s; %s free; %s probe: write %.2f GB/s with sync, read "
+                           "%.2f GB/s%s",
+                           dir, io.backend, io.why, kvt_human_bytes(io.free_bytes, free_text),
+                           kvt_human_bytes(io.probe_bytes, probe), io.write_gbps, io.read_gbps,
+                           io.direct ? "" : " (from the page cache, not the drive)");
+    json_object_set_new(object, "dir", json_string(dir));
+    json_object_set_new(object, "backend", json_string(io.backend));
+    json_object_set_new(object, "direct", json_boolean(io.direct));
+    json_object_set_new(object, "why", json_string(io.why));
+    set_bytes(object, "free_bytes", io.free_bytes);
+    set_bytes(object, "total_bytes", io.total_bytes);
+    set_bytes(object, "probe_bytes", io.probe_bytes);
+    json_object_set_new(object, "write_gbps", json_real(io.write_gbps));
+    json_object_set_new(object, "read_gbps", json_real(io.read_gbps));
+}
+
+static void check_rest(struct doctor *doctor)
+{
+    int rc = kvt_doctor_uring();
+
+    if (rc)
+        check(doctor, "io_uring", STATE_OFF, "not allowed here (%s); not used by this build anyway",
+              kvt_strerror(rc));
+    else
+        check(doctor, "io_uring", STATE_OFF, "the kernel allows it; not used by this build");
+    check(doctor, "gpu", STATE_OFF, "this build has no GPU support: host memory pools only");
+#ifdef KVT_HAVE_LLAMA
+    check(doctor, "llama.cpp", STATE_OK, "adapter built in");
+#else
+    check(doctor, "llama.cpp", STATE_OFF, "this build has no adapter; 'make demo' builds one");
+#endif
+}
+
+int kvt_cmd_doctor(int argc, char **argv)
+{
+    struct doctor doctor = {0};
+    const char *dir = NULL, *config_text = NULL;
+    uint64_t probe_bytes = PROBE_BYTES_DEFAULT;
+    const struct kvt_cli_option options[] = {
+        {.name = "dir",
+         .metavar = "DIR",
+         .help = "probe a directory for the disk tier",
+         .text = &dir},
+        {.name = "probe",
+         .metavar = "SIZE",
+         .help = "bytes written and read there (64MiB)",
+         .size = &probe_bytes,
+         .min = 1 << 20,
+         .max = INT64_C(16) << 30},
+        {.name = "config",
+         .metavar = "K=V,...",
+         .help = "check and show these options",
+         .text = &config_text},
+        {.name = "json", .help = "one JSON object", .flag = &doctor.json},
+    };
+    struct kvt_config *config = NULL;
+    char model[128];
+    int rc = kvt_cli_parse("doctor", "[--dir DIR] [--config K=V,...] [--json]", options,
+                           sizeof(options) / sizeof(options[0]), NULL, 0, 0, NULL, argc, argv);
+
+    if (rc)
+        return rc == 1 ? KVT_EXIT_OK : rc;
+    rc = kvt_cli_config("doctor", config_text, &config);
+    if (rc)
+        goto out;
+    doctor.checks = json_array();
+    check(&doctor, "build", STATE_OK, "%s", kvt_build_info());
+    int cpus = kvt_doctor_cpus(model, sizeof(model));
+    json_object_set_new(check(&doctor, "cpu", STATE_OK, "%s, %d usable", model, cpus), "cpus",
+                        json_integer(cpus));
+    check_codec(&doctor);
+    check_memory(&doctor);
+    check_io(&doctor, dir, probe_bytes & ~UINT64_C(4095));
+    check_rest(&doctor);
+    if (doctor.json)
+        rc = kvt_cli_json(json_pack("{s:s, s:b, s:O, s:o}", "version", kvt_version(), "ok",
+                                    !doctor.failed, "checks", doctor.checks, "config",
+                                    kvt_cli_config_json(config)));
+    else if (putchar('\n') != EOF)
+        kvt_cli_config_print(config);
+    if (!rc && doctor.failed)
+        rc = KVT_EXIT_PROBLEM;
+out:
+    json_decref(doctor.checks);
+    kvt_config_free(config);
+    return rc;
+}
