@@ -1,10 +1,11 @@
 /* The I/O seam's contract, run over every backend.
  *
  * Goal:   whatever a backend is made of, files, requests and completions behave as io.h says.
- * Method: one table of backends (mem; posix direct-if-possible, buffered, one thread) times one
- * table of cases. Data is pseudo-random from a printed seed. The seam wants 4 KiB-aligned buffers,
- *         offsets and sizes; that misaligned ones (C43) are refused, not mangled, is a case here;
- * the client's staging copies serve callers with other alignments.
+ * Method: one table of backends (mem; posix direct if possible, buffered, with one thread; the
+ * fault wrapper without rules over both) times one table of cases. Data is pseudo-random from a
+ *         printed seed. The seam wants 4 KiB-aligned addresses, offsets and sizes; that misaligned
+ *         ones (C43) are refused, not mangled, is a case here. Callers with other alignments are
+ *         served by the client's staging, which has its own tests.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +25,7 @@
 #include "base/checked.h"
 #include "base/rng.h"
 #include "io/io_common.h"
-#include "kvtier/error.h"
+#include "support/fault_io.h"
 
 #define PAGE KVT_IO_ALIGN
 #define CAPACITY (64u << 20)
@@ -33,14 +34,16 @@ static uint64_t seed = 20261129;
 
 struct backend {
     const char *name;
-    int posix, threads, direct;
+    int posix, threads, direct, fault;
 };
 
 static const struct backend backends[] = {
-    {"mem", 0, 0, 0},
-    {"posix auto", 1, 4, -1},
-    {"posix buffered", 1, 4, 0},
-    {"posix one thread", 1, 1, -1},
+    {"mem", 0, 0, 0, 0},
+    {"posix auto", 1, 4, -1, 0},
+    {"posix buffered", 1, 4, 0, 0},
+    {"posix one thread", 1, 1, -1, 0},
+    {"fault over mem", 0, 0, 0, 1},
+    {"fault over posix", 1, 2, -1, 1},
 };
 
 struct fixture {
@@ -79,7 +82,7 @@ static struct kvt_io *open_backend(struct fixture *f)
         assert_int_equal(kvt_io_posix_new(&params, &io), 0);
     else
         assert_int_equal(kvt_io_mem_new(CAPACITY, &io), 0);
-    return io;
+    return f->backend->fault ? fault_io_new(io, seed) : io;
 }
 
 static int create(struct kvt_io *io, const char *name)
@@ -519,7 +522,8 @@ static void case_lock_info(struct fixture *f)
     assert_int_equal(io->ops->lock(io, NULL), 0); /* held already */
     io->ops->info(io, &info);
     assert_non_null(info.backend);
-    assert_string_equal(info.backend, io->ops->name);
+    if (!f->backend->fault)
+        assert_string_equal(info.backend, io->ops->name);
     assert_true(info.why && strlen(info.why) > 5);
     assert_true(info.direct == 0 || info.direct == 1);
     assert_true(info.free_bytes <= info.total_bytes && info.total_bytes >= CAPACITY);
