@@ -143,17 +143,34 @@ int kvt_doctor_uring(void)
     return 0;
 }
 
+/* Take finished requests back into `free`; the first error goes to *rc. Returns how many. */
+static unsigned collect(struct kvt_io *io, struct kvt_io_req **free_list, unsigned free_count,
+                        int *rc)
+{
+    unsigned n = io->ops->reap(io, free_list + free_count, DEPTH - free_count);
+
+    for (unsigned i = 0; i < n; i++) {
+        const struct kvt_io_req *req = free_list[free_count + i];
+        if (!*rc && req->result != (int64_t)req->iov[0].iov_len)
+            *rc = req->result < 0 ? (int)req->result : -EIO;
+    }
+    return n;
+}
+
 /* Move `bytes` of one file in pieces, DEPTH in flight. Returns 0 or the first error. */
 static int transfer(struct kvt_io *io, int file, int kind, uint8_t *buffer, uint64_t bytes)
 {
     static struct kvt_io_req reqs[DEPTH]; /* 1 KiB of iovecs each: not for the stack */
+    struct kvt_io_req *free_list[DEPTH];  /* completions come in any order */
+    unsigned free_count = DEPTH;
     uint64_t at = 0;
-    unsigned in_flight = 0, next = 0;
     int rc = 0;
 
-    while (at < bytes || in_flight) {
-        while (!rc && at < bytes && in_flight < DEPTH) {
-            struct kvt_io_req *req = &reqs[next++ % DEPTH];
+    for (unsigned i = 0; i < DEPTH; i++)
+        free_list[i] = &reqs[i];
+    while ((at < bytes && !rc) || free_count < DEPTH) {
+        while (!rc && at < bytes && free_count) {
+            struct kvt_io_req *req = free_list[free_count - 1];
             size_t len = (size_t)KVT_MIN((uint64_t)PIECE_BYTES, bytes - at);
             memset(req, 0, sizeof(*req));
             req->kind = kind;
@@ -161,28 +178,20 @@ static int transfer(struct kvt_io *io, int file, int kind, uint8_t *buffer, uint
             req->offset = at;
             req->iov_count = 1;
             req->iov[0] = (struct iovec){.iov_base = buffer + at, .iov_len = len};
-            rc = io->ops->submit(io, req);
-            if (rc == -EAGAIN && in_flight) {
-                rc = 0;
-                next--;
+            int refused = io->ops->submit(io, req);
+            if (refused == -EAGAIN && free_count < DEPTH)
                 break;
-            }
+            rc = refused;
             if (rc)
                 break;
             at += len;
-            in_flight++;
+            free_count--;
         }
-        if (rc && !in_flight)
-            return rc;
+        if (free_count == DEPTH)
+            break;
         struct pollfd ready = {.fd = io->ops->event_fd(io), .events = POLLIN};
         poll(&ready, ready.fd >= 0 ? 1 : 0, ready.fd >= 0 ? -1 : 0);
-        struct kvt_io_req *done[DEPTH];
-        unsigned n = io->ops->reap(io, done, DEPTH);
-        for (unsigned i = 0; i < n; i++) {
-            in_flight--;
-            if (done[i]->result != (int64_t)done[i]->iov[0].iov_len && !rc)
-                rc = done[i]->result < 0 ? (int)done[i]->result : -EIO;
-        }
+        free_count += collect(io, free_list, free_count, &rc);
     }
     return rc;
 }
