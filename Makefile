@@ -10,12 +10,12 @@ help: ## this list
 
 build: ## build/kvtier and build/libkvtier.so (installs missing packages on Debian and Ubuntu)
 	@scripts/setup.sh build
-	@scripts/build.sh release kvtier kvtier_tool
+	@scripts/build.sh release products
 
 demo: ## a real model remembers a long document: builds llama.cpp, fetches a small model, runs
 	@scripts/setup.sh demo
 	@KVT_LLAMA_PREFIX=$$(scripts/build-llama.sh) && export KVT_LLAMA_PREFIX && \
-	  scripts/fetch-model.sh >/dev/null && scripts/build.sh release kvtier kvtier_tool
+	  scripts/fetch-model.sh >/dev/null && scripts/build.sh release products
 	@build/kvtier demo $(DEMO_ARGS)
 
 test: ## every test: unit, model, cases, sanitizers, llama.cpp, install, lint
@@ -23,7 +23,7 @@ test: ## every test: unit, model, cases, sanitizers, llama.cpp, install, lint
 
 lint: ## format, includes, sizes, banned functions, headers, symbols, cppcheck, clang-tidy
 	@scripts/setup.sh lint
-	@scripts/build.sh release kvtier
+	@scripts/build.sh release products
 	@scripts/lint.sh
 
 bench: build ## codec throughput against memcpy
