@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 build=${KVT_BUILD_DIR:-build}
 jobs=${JOBS:-$(nproc)}
-all=(format includes sizes banned names headers symbols shell cppcheck tidy)
+all=(format includes sizes banned names cases headers symbols shell cppcheck tidy)
 
 need() {
     command -v "$1" >/dev/null && return
@@ -25,6 +25,7 @@ check_format() {
 check_includes() { need python3; python3 scripts/lint/includes.py; }
 check_sizes() { need python3; python3 scripts/lint/sizes.py; }
 check_banned() { need python3; python3 scripts/lint/banned.py; }
+check_cases() { need python3; python3 scripts/lint/cases.py; }
 check_names() { scripts/lint/names.sh; }
 check_headers() { need cc; need c++; scripts/lint/headers.sh "$build"; }
 check_symbols() { need nm; scripts/lint/symbols.sh "$build"; }

@@ -12,7 +12,7 @@ trap 'rm -rf "$work"' EXIT
 failed=0
 
 cd "$source_dir"
-tar cf - --exclude-vcs include src tools tests examples scripts .ci .clang-format .clang-tidy | tar xf - -C "$work"
+tar cf - --exclude-vcs include src tools tests examples scripts docs .ci .clang-format .clang-tidy | tar xf - -C "$work"
 cd "$work"
 mkdir build
 ln -s "$build_dir/libkvtier.so" build/libkvtier.so
@@ -53,6 +53,8 @@ plant banned src/base/log.c 'static void f(void) { abort(); }' 'abort()'
 plant banned tools/cli.c 'static int f(void) { return atoi("1"); }' 'atoi()'
 plant banned tools/cli.c '/* TO''DO later */' 'note to self'
 plant names src/store/log.c 'int x;' log.c
+plant cases tests/unit/test_cli.c 'static void test_c99_planted(void **state) {}' C99
+plant cases docs/testing.md '| C98 | x | test_cli: `test_c98_absent` |' C98
 mkdir src/new
 plant names src/new/new_part.c 'int x;' src/new
 plant includes src/new/new_part.c 'int x;' src/new
