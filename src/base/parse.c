@@ -167,20 +167,29 @@ int kvt_parse_int(const char *text, int64_t min, int64_t max, int64_t *out)
     return 0;
 }
 
+static char folded(char c)
+{
+    if (c >= 'A' && c <= 'Z')
+        return (char)(c - 'A' + 'a');
+    return c == '-' ? '_' : c;
+}
+
 static const char *nearest_unit(const char *text, const struct unit *units, size_t count)
 {
     const char *best = NULL;
-    unsigned best_distance = 2; /* a unit is three letters at most: two edits is another word */
+    unsigned best_cost = 4; /* a unit is three letters at most: two edits are another word */
 
     if (!text)
         return NULL;
     while (is_digit(*text) || *text == '.' || *text == '-' || *text == ' ')
         text++;
     for (size_t i = 0; i < count; i++) {
-        unsigned distance = kvt_edit_distance(text, units[i].name);
+        /* the first letter is rarely the one that is wrong */
+        unsigned cost = 2 * kvt_edit_distance(text, units[i].name) +
+                        (folded(text[0]) != folded(units[i].name[0]));
 
-        if (distance < best_distance) {
-            best_distance = distance;
+        if (cost < best_cost) {
+            best_cost = cost;
             best = units[i].name;
         }
     }
@@ -195,13 +204,6 @@ const char *kvt_nearest_size_unit(const char *text)
 const char *kvt_nearest_duration_unit(const char *text)
 {
     return nearest_unit(text, duration_units, KVT_ARRAY_LEN(duration_units));
-}
-
-static char folded(char c)
-{
-    if (c >= 'A' && c <= 'Z')
-        return (char)(c - 'A' + 'a');
-    return c == '-' ? '_' : c;
 }
 
 unsigned kvt_edit_distance(const char *a, const char *b)
