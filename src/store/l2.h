@@ -3,16 +3,18 @@
  * store's.
  *
  * Rules
- *  1. Records of a segment are published (done callbacks) in append order; a failed write seals the
- *     segment, and what followed in it is reported failed.
+ *  1. Records are reported (done callbacks) in append order. A failed batch ends its segment and
+ * all its records are reported failed; a batch already in flight behind it has its own outcome.
  *  2. A location names (segment, page) of one generation: a read that was accepted before its
  *     segment was recycled either returns the old bytes or an error, never the new ones: segments
  *     with reads in flight are not recycled.
  *  3. The byte cap holds at every moment: all files of the root together.
  *  4. Two writes in flight at most. No fsync on the data path; fdatasync at seal, flush and close.
  *  5. ENOSPC fails the batch, is counted by the caller, and is tried again with the next batch
- * after a pause; it never stops reads. Threads: the store's owner thread only. Allocates at open;
- * not on the data path.
+ *     after a pause; it never stops reads.
+ *  6. Callbacks are called from kvt_l2_run() and kvt_l2_close() only, never from the call that
+ * queues the work. A callback may queue more work, but not run or close the log. Threads: the
+ * store's owner thread only. Allocates at open; not on the data path.
  */
 #ifndef KVT_STORE_L2_H
 #define KVT_STORE_L2_H
@@ -75,6 +77,10 @@ struct kvt_l2_params {
     void *ctx;
 };
 
+/* What is in this directory, before anything (even the lock) is written to it: 0 a root of ours;
+ * 1 nothing: a root may be made here; KVT_E_NOT_OURS; KVT_E_NEWER; -errno. Reads only. */
+int kvt_l2_probe(struct kvt_io *io);
+
 /* Create or recover a root. Blocks. *next_sequence: no record on disk holds this or more; the
  * store's counter starts at the maximum over its roots.
  * 0; KVT_E_NOT_OURS files that are not ours and no sign of a store; KVT_E_NEWER; KVT_E_TOO_SMALL
@@ -87,6 +93,8 @@ int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_
 void kvt_l2_close(struct kvt_l2 *l2);
 
 uint32_t kvt_l2_segment_bytes(const struct kvt_l2 *l2);
+/* Every segment number in a location or callback is below this; constant while open. */
+uint32_t kvt_l2_segment_limit(const struct kvt_l2 *l2);
 /* Largest record that this root accepts: a segment holds at least 4 of them. */
 uint32_t kvt_l2_record_bytes_max(const struct kvt_l2 *l2);
 

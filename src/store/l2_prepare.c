@@ -1,0 +1,238 @@
+/* Preparing the next segment ahead of need: choose, evict, reserve space, write the header of the
+ * new generation, fdatasync. Only then is it READY: no batch of a new life is ever on disk under
+ * the header of the old one, so an old footer cannot speak for new bytes.
+ *
+ * Choice: a blank file, a file not made yet (while the file system has room), the oldest sealed
+ * segment without readers that the store lets go. When files cannot be made for lack of space, the
+ * log lives with those it has and tries again later. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "store/l2_internal.h"
+
+void kvt_l2_worked(struct kvt_l2 *l2)
+{
+    l2->fail_streak = 0;
+    l2->pause_ns = KVT_L2_PAUSE_NS_MIN;
+    l2->pause_until_ns = INT64_MIN;
+}
+
+static void pause_writes(struct kvt_l2 *l2, int status, int64_t now)
+{
+    l2->pause_status = status;
+    l2->pause_until_ns = now + l2->pause_ns;
+    l2->pause_ns = KVT_MIN(l2->pause_ns * 2, (int64_t)KVT_L2_PAUSE_NS_MAX);
+}
+
+/* One failure may be a bad spot and costs one segment's rest; a second one in a row is a bad drive
+ * or a full one: wait, so that retrying does not evict everything. */
+void kvt_l2_failed(struct kvt_l2 *l2, int status, int64_t now)
+{
+    if (status == KVT_E_NO_SPACE)
+        l2->stats.enospc++;
+    if (++l2->fail_streak >= 2)
+        pause_writes(l2, status, now);
+}
+
+static uint32_t blank_segment(const struct kvt_l2 *l2, int64_t now)
+{
+    for (uint32_t i = 0; i < l2->limit; i++) {
+        const struct kvt_l2_segment *segment = &l2->segments[i];
+
+        if (segment->state == KVT_L2_BLANK && !segment->busy && segment->retry_ns <= now)
+            return i;
+    }
+    return KVT_L2_NONE;
+}
+
+static uint32_t absent_segment(const struct kvt_l2 *l2, int64_t now)
+{
+    if (l2->segment_files >= l2->segment_count || l2->create_retry_ns > now)
+        return KVT_L2_NONE;
+    for (uint32_t i = 0; i < l2->limit; i++)
+        if (l2->segments[i].state == KVT_L2_ABSENT)
+            return i;
+    return KVT_L2_NONE;
+}
+
+/* *busy: something could be taken later (readers, pins). */
+static uint32_t sealed_segment(const struct kvt_l2 *l2, int64_t now, bool *busy)
+{
+    for (uint32_t i = l2->oldest; i != KVT_L2_NONE; i = l2->segments[i].newer) {
+        const struct kvt_l2_segment *segment = &l2->segments[i];
+
+        if (segment->retry_ns > now)
+            continue;
+        *busy = true;
+        if (segment->busy)
+            continue;
+        if (!l2->params.may_evict || l2->params.may_evict(l2->params.ctx, i))
+            return i;
+    }
+    return KVT_L2_NONE;
+}
+
+static bool want_next(const struct kvt_l2 *l2)
+{
+    if (!l2->open)
+        return l2->pending.head != NULL;
+    if (l2->closing || !l2->writes_accepted)
+        return l2->pending.head && l2->open->failed;
+    return l2->open->failed || l2->open->next_page > l2->segment_pages / 2;
+}
+
+/* After a failed step: the file stays, without a life. */
+static void prepare_failed(struct kvt_l2 *l2, int status, int64_t now)
+{
+    struct kvt_l2_prepare *prepare = &l2->prepare;
+
+    kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u cannot be prepared: %s",
+            (unsigned)prepare->segment, kvt_strerror(status));
+    kvt_l2_file_put(l2, prepare->slot);
+    prepare->slot = -1;
+    prepare->step = KVT_L2_IDLE;
+    l2->segments[prepare->segment].retry_ns = now + l2->pause_ns;
+    kvt_l2_segment_move(l2, prepare->segment, KVT_L2_BLANK);
+    kvt_l2_failed(l2, status, now);
+}
+
+static void prepare_done(struct kvt_l2_op *op)
+{
+    struct kvt_l2 *l2 = op->l2;
+    struct kvt_l2_prepare *prepare = &l2->prepare;
+    int64_t want = prepare->step == KVT_L2_WRITE ? KVT_PAGE_BYTES : 0;
+    int status = (int)KVT_MIN(op->req.result, 0);
+
+    if (!status && op->req.result != want)
+        status = -EIO;
+    if (status) {
+        prepare_failed(l2, status == -ENOSPC ? KVT_E_NO_SPACE : status, kvt_l2_now(l2));
+        return;
+    }
+    if (prepare->step == KVT_L2_WRITE) {
+        l2->stats.bytes_written += KVT_PAGE_BYTES;
+        prepare->step = KVT_L2_SYNC;
+        memset(&op->req, 0, offsetof(struct kvt_io_req, iov));
+        op->req.kind = KVT_IO_SYNC;
+        op->req.file = l2->files[prepare->slot].file;
+        kvt_l2_submit(l2, op);
+        return;
+    }
+    prepare->step = KVT_L2_PREPARED;
+    kvt_l2_segment_move(l2, prepare->segment, KVT_L2_READY);
+}
+
+static void write_header(struct kvt_l2 *l2)
+{
+    struct kvt_l2_prepare *prepare = &l2->prepare;
+    struct kvt_segment_header *header = prepare->page;
+    struct kvt_l2_op *op = &prepare->op;
+
+    memset(header, 0, sizeof *header);
+    header->magic = KVT_SEGMENT_MAGIC;
+    header->version = KVT_DISK_VERSION;
+    header->segment = prepare->segment;
+    memcpy(header->root_id, l2->root_id, sizeof header->root_id);
+    header->generation = l2->segments[prepare->segment].generation;
+    header->segment_bytes = l2->segment_bytes;
+    kvt_segment_header_finish(header);
+
+    memset(&op->req, 0, offsetof(struct kvt_io_req, iov));
+    op->req.kind = KVT_IO_WRITE;
+    op->req.file = l2->files[prepare->slot].file;
+    op->req.iov_count = 1;
+    op->req.iov[0].iov_base = header;
+    op->req.iov[0].iov_len = sizeof *header;
+    op->finish = prepare_done;
+    prepare->step = KVT_L2_WRITE;
+    kvt_l2_submit(l2, op);
+}
+
+/* Make the file of an ABSENT segment with its space. 0, -errno. */
+static int create_segment(struct kvt_l2 *l2, uint32_t number)
+{
+    int slot = kvt_l2_file_get(l2, number, true);
+    int rc;
+
+    if (slot < 0)
+        return slot;
+    l2->segment_files++;
+    kvt_l2_segment_move(l2, number, KVT_L2_BLANK);
+    rc = kvt_l2_segment_space(l2, number, l2->files[slot].file);
+    if (!rc)
+        rc = l2->io->ops->sync_dir(l2->io);
+    kvt_l2_file_put(l2, slot);
+    if (rc && kvt_l2_segment_unlink(l2, number))
+        kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: an unusable file stays behind",
+                (unsigned)number);
+    return rc;
+}
+
+/* Take `number` for the next life. */
+static void prepare_segment(struct kvt_l2 *l2, uint32_t number, int64_t now)
+{
+    struct kvt_l2_segment *segment = &l2->segments[number];
+    bool evict = segment->state == KVT_L2_SEALED;
+    int rc = 0, slot = kvt_l2_file_get(l2, number, true);
+
+    if (slot == -EAGAIN) {
+        l2->prepare.retry_ns = now + KVT_L2_RETRY_NS;
+        return;
+    }
+    kvt_l2_segment_move(l2, number, KVT_L2_PREPARING);
+    segment->generation = l2->generation_next++;
+    segment->retry_ns = INT64_MIN;
+    l2->prepare.segment = number;
+    l2->prepare.slot = slot;
+    if (evict) {
+        l2->stats.segments_recycled++;
+        l2->stats.segments_live--;
+        if (l2->params.evicted)
+            l2->params.evicted(l2->params.ctx, number);
+    }
+    if (slot < 0)
+        rc = slot;
+    else if (segment->bytes != l2->segment_bytes || segment->punched)
+        rc = kvt_l2_segment_space(l2, number, l2->files[slot].file);
+    if (rc)
+        prepare_failed(l2, rc == -ENOSPC ? KVT_E_NO_SPACE : rc, now);
+    else
+        write_header(l2);
+}
+
+void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now)
+{
+    uint32_t number;
+    bool busy = false;
+    int rc;
+
+    if (l2->prepare.step != KVT_L2_IDLE || !want_next(l2) || l2->pause_until_ns > now ||
+        l2->prepare.retry_ns > now)
+        return;
+    if (l2->generation_next >= l2->super.durable.next_generation) {
+        l2->super.wanted = true; /* comes back when the superblock is durable */
+        return;
+    }
+    number = blank_segment(l2, now);
+    if (number == KVT_L2_NONE) {
+        number = absent_segment(l2, now);
+        rc = number == KVT_L2_NONE ? 0 : create_segment(l2, number);
+        if (rc) {
+            kvt_log(&l2->params.log, KVT_LOG_WARN, "no new segment: %s; using those that exist",
+                    kvt_strerror(rc));
+            l2->stats.enospc += rc == -ENOSPC;
+            l2->create_retry_ns = now + KVT_L2_PAUSE_NS_MIN;
+            number = KVT_L2_NONE;
+        }
+    }
+    if (number == KVT_L2_NONE)
+        number = sealed_segment(l2, now, &busy);
+    if (number != KVT_L2_NONE)
+        prepare_segment(l2, number, now);
+    else if (busy || l2->open || l2->closed)
+        l2->prepare.retry_ns = now + KVT_L2_RETRY_NS;
+    else
+        pause_writes(l2, KVT_E_NO_SPACE, now);
+}

@@ -1,0 +1,269 @@
+/* Reading and erasing.
+ *
+ * Reads are queued in order and bounded in flight; a segment counts the reads accepted for it
+ * (`busy`) and is not recycled while there are any. Adjacent reads arrive merged already when the
+ * caller asks for several records at once; start_read() is the place to merge more.
+ * Erase overwrites purged bytes: a hole, or zeros where holes cannot be punched. Best effort, a few
+ * per run; queued ranges keep their segment from being recycled, so an erase never meets a later
+ * life. Bytes are not verified here: only the reader knows what they should be. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "store/l2_internal.h"
+
+#define SLOTS_FOR_WRITES 5 /* open, closing, preparing, flush, erase */
+#define ZERO_BYTES (64u << 10)
+
+static void list_push(struct kvt_l2_read_list *list, struct kvt_l2_read *read)
+{
+    read->next = NULL;
+    if (list->tail)
+        list->tail->next = read;
+    else
+        list->head = read;
+    list->tail = read;
+}
+
+static struct kvt_l2_read *list_pop(struct kvt_l2_read_list *list)
+{
+    struct kvt_l2_read *read = list->head;
+
+    list->head = read->next;
+    if (!list->head)
+        list->tail = NULL;
+    read->next = NULL;
+    return read;
+}
+
+static bool live(const struct kvt_l2 *l2, uint32_t segment)
+{
+    uint8_t state;
+
+    if (segment >= l2->limit)
+        return false;
+    state = l2->segments[segment].state;
+    return state == KVT_L2_OPEN || state == KVT_L2_CLOSING || state == KVT_L2_SEALED;
+}
+
+/* 0; KVT_E_INVAL not a place of any segment; KVT_E_STALE the segment has no live records. */
+static int check_range(const struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
+{
+    if (where.segment >= l2->limit || !where.page || !pages ||
+        (uint64_t)where.page + pages + 1 > l2->segment_pages)
+        return KVT_E_INVAL;
+    return live(l2, where.segment) ? 0 : KVT_E_STALE;
+}
+
+static void read_over(struct kvt_l2 *l2, struct kvt_l2_read *read, int status)
+{
+    read->status = status;
+    list_push(&l2->read_done, read);
+}
+
+static void read_done(struct kvt_l2_op *op)
+{
+    struct kvt_l2_read_op *read_op = (struct kvt_l2_read_op *)op;
+    struct kvt_l2 *l2 = op->l2;
+    int64_t want = (int64_t)read_op->read->pages * KVT_PAGE_BYTES;
+    int status = 0;
+
+    if (op->req.result < 0)
+        status = (int)op->req.result;
+    else if (op->req.result != want)
+        status = KVT_E_CORRUPT; /* the file ends before the record does */
+    l2->stats.bytes_read += (uint64_t)KVT_MAX(op->req.result, 0);
+    l2->reads_in_flight--;
+    l2->segments[read_op->read->where.segment].busy--;
+    kvt_l2_file_put(l2, read_op->slot);
+    read_over(l2, read_op->read, status);
+    read_op->read = NULL;
+    read_op->next_free = l2->read_free;
+    l2->read_free = read_op;
+}
+
+static bool slot_free(const struct kvt_l2 *l2, uint32_t segment)
+{
+    int idle = 0;
+
+    if (l2->segments[segment].slot >= 0)
+        return true;
+    for (int i = 0; i < (int)KVT_L2_FILES; i++)
+        idle += !l2->files[i].refs;
+    return idle > SLOTS_FOR_WRITES;
+}
+
+static bool start_read(struct kvt_l2 *l2)
+{
+    struct kvt_l2_read *read = l2->read_queue.head;
+    struct kvt_l2_read_op *read_op = l2->read_free;
+    struct kvt_io_req *req;
+    int slot;
+
+    if (!read || !read_op || !slot_free(l2, read->where.segment))
+        return false;
+    slot = kvt_l2_file_get(l2, read->where.segment, false);
+    if (slot == -EAGAIN)
+        return false;
+    (void)list_pop(&l2->read_queue);
+    if (slot < 0) {
+        l2->segments[read->where.segment].busy--;
+        read_over(l2, read, slot);
+        return true;
+    }
+    l2->read_free = read_op->next_free;
+    read_op->read = read;
+    read_op->slot = slot;
+    read_op->op.finish = read_done;
+    req = &read_op->op.req;
+    memset(req, 0, offsetof(struct kvt_io_req, iov));
+    req->kind = KVT_IO_READ;
+    req->file = l2->files[slot].file;
+    req->offset = read->where.page * (uint64_t)KVT_PAGE_BYTES;
+    req->iov_count = 1;
+    req->iov[0] = (struct iovec){read->dst, (size_t)read->pages * KVT_PAGE_BYTES};
+    l2->reads_in_flight++;
+    kvt_l2_submit(l2, &read_op->op);
+    return true;
+}
+
+void kvt_l2_read_pump(struct kvt_l2 *l2)
+{
+    while (start_read(l2))
+        ;
+}
+
+bool kvt_l2_read_report(struct kvt_l2 *l2)
+{
+    bool any = l2->read_done.head != NULL;
+
+    while (l2->read_done.head) {
+        struct kvt_l2_read *read = list_pop(&l2->read_done);
+
+        read->done(read);
+    }
+    return any;
+}
+
+void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read)
+{
+    int rc = check_range(l2, read->where, read->pages);
+
+    if (!rc && l2->closing)
+        rc = KVT_E_CLOSED;
+    if (rc) {
+        read_over(l2, read, rc);
+        return;
+    }
+    l2->segments[read->where.segment].busy++;
+    list_push(&l2->read_queue, read);
+    kvt_l2_read_pump(l2);
+}
+
+static void erase_next(struct kvt_l2 *l2)
+{
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+
+    l2->segments[erase->ring[erase->head].segment].busy--;
+    erase->head = (erase->head + 1) % KVT_L2_ERASES;
+    erase->count--;
+    erase->done_pages = 0;
+}
+
+static void zeros_done(struct kvt_l2_op *op)
+{
+    struct kvt_l2 *l2 = op->l2;
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+
+    kvt_l2_file_put(l2, erase->slot);
+    erase->done_pages += (uint32_t)(KVT_MAX(op->req.result, 0) / KVT_PAGE_BYTES);
+    if (op->req.result <= 0) {
+        kvt_log(&l2->params.log, KVT_LOG_WARN, "purged bytes of segment %u stay until it is reused",
+                (unsigned)erase->ring[erase->head].segment);
+        erase_next(l2);
+    } else if (erase->done_pages >= erase->ring[erase->head].pages) {
+        erase_next(l2);
+    }
+}
+
+/* Overwrite what is left of the range at the head with zeros, one request at a time. */
+static void write_zeros(struct kvt_l2 *l2, int slot)
+{
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+    const struct kvt_l2_erase_range *range = &erase->ring[erase->head];
+    struct kvt_io_req *req = &erase->op.req;
+    uint64_t left = (uint64_t)(range->pages - erase->done_pages) * KVT_PAGE_BYTES;
+
+    memset(req, 0, offsetof(struct kvt_io_req, iov));
+    req->kind = KVT_IO_WRITE;
+    req->file = l2->files[slot].file;
+    req->offset = (range->page + (uint64_t)erase->done_pages) * KVT_PAGE_BYTES;
+    while (left && req->iov_count < KVT_IO_IOV_MAX) {
+        size_t piece = KVT_MIN(left, (uint64_t)ZERO_BYTES);
+
+        req->iov[req->iov_count++] = (struct iovec){erase->zeros, piece};
+        left -= piece;
+    }
+    erase->slot = slot;
+    erase->op.finish = zeros_done;
+    kvt_l2_submit(l2, &erase->op);
+}
+
+/* Erase the range at the head. False: not now. */
+static bool erase_one(struct kvt_l2 *l2)
+{
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+    const struct kvt_l2_erase_range *range = &erase->ring[erase->head];
+    int rc, slot;
+
+    if (!erase->count || erase->op.busy)
+        return false;
+    slot = kvt_l2_file_get(l2, range->segment, false);
+    if (slot == -EAGAIN)
+        return false;
+    if (slot < 0) {
+        erase_next(l2); /* the file is gone, and the bytes with it */
+        return true;
+    }
+    rc = -EOPNOTSUPP;
+    if (!erase->no_punch)
+        rc =
+            l2->io->ops->punch(l2->io, l2->files[slot].file, range->page * (uint64_t)KVT_PAGE_BYTES,
+                               (uint64_t)range->pages * KVT_PAGE_BYTES);
+    if (rc) {
+        erase->no_punch = erase->no_punch || rc == -EOPNOTSUPP || rc == -ENOSYS;
+        write_zeros(l2, slot);
+        return false;
+    }
+    l2->segments[range->segment].punched = 1;
+    kvt_l2_file_put(l2, slot);
+    erase_next(l2);
+    return true;
+}
+
+void kvt_l2_erase_pump(struct kvt_l2 *l2, uint32_t budget)
+{
+    while (budget-- && erase_one(l2))
+        ;
+}
+
+void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
+{
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+
+    if (l2->params.read_only || check_range(l2, where, pages))
+        return;
+    if (erase->count == KVT_L2_ERASES)
+        kvt_l2_erase_pump(l2, 1);
+    if (erase->count ==
+        KVT_L2_ERASES) { /* zeros are being written: this one waits for its recycling */
+        kvt_log(&l2->params.log, KVT_LOG_WARN, "purged bytes of segment %u stay until it is reused",
+                (unsigned)where.segment);
+        return;
+    }
+    erase->ring[(erase->head + erase->count) % KVT_L2_ERASES] =
+        (struct kvt_l2_erase_range){where.segment, where.page, pages};
+    erase->count++;
+    l2->segments[where.segment].busy++;
+}

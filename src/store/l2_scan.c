@@ -1,0 +1,224 @@
+/* Reading one segment: see l2_scan.h. A footer counts when its trailer and checksum fit; a walk
+ * steps from batch header to batch header as long as each fits generation, place, checksum and the
+ * batch before it. Record bytes are not looked at, but for the tail of a segment that was not
+ * sealed. */
+#include "store/l2_scan.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+
+#define WINDOW_PAGES 256u /* 1 MiB: many small batches in one read ... */
+#define STEP_PAGES 16u    /* ... but only the header when the batch before was larger than that */
+
+int kvt_l2_scan_init(struct kvt_l2_scan *scan, struct kvt_io *io, uint32_t segment_pages)
+{
+    memset(scan, 0, sizeof *scan);
+    scan->io = io;
+    scan->segment_pages = segment_pages;
+    scan->entries = aligned_alloc(
+        KVT_PAGE_BYTES,
+        kvt_round_up((uint64_t)segment_pages * sizeof(struct kvt_entry), KVT_PAGE_BYTES));
+    scan->window = aligned_alloc(KVT_PAGE_BYTES, (size_t)WINDOW_PAGES * KVT_PAGE_BYTES);
+    if (scan->entries && scan->window)
+        return 0;
+    kvt_l2_scan_free(scan);
+    return -ENOMEM;
+}
+
+void kvt_l2_scan_free(struct kvt_l2_scan *scan)
+{
+    free(scan->entries);
+    free(scan->window);
+    memset(scan, 0, sizeof *scan);
+}
+
+static void scan_start(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation)
+{
+    scan->file = file;
+    scan->segment = segment;
+    scan->generation = generation;
+    scan->count = 0;
+    scan->batches = 0;
+    scan->next_page = 1;
+    scan->previous = 0;
+    scan->torn = false;
+    scan->batch_pages[0] = scan->batch_pages[1] = 0;
+    scan->window_pages = 0;
+}
+
+/* Read pages of the file; 0, KVT_E_CORRUPT past its end, -errno. */
+static int read_pages(struct kvt_l2_scan *scan, uint32_t page, uint32_t pages, void *buf)
+{
+    int64_t bytes = (int64_t)pages * KVT_PAGE_BYTES;
+    int64_t got =
+        kvt_io_read_now(scan->io, scan->file, page * (uint64_t)KVT_PAGE_BYTES, buf, (size_t)bytes);
+
+    if (got < 0)
+        return (int)got;
+    return got == bytes ? 0 : KVT_E_CORRUPT;
+}
+
+bool kvt_l2_scan_sealed(const uint8_t *last_page, uint32_t segment, uint64_t generation,
+                        uint32_t segment_pages)
+{
+    return !kvt_trailer_check((const void *)last_page, segment, generation, segment_pages);
+}
+
+int kvt_l2_scan_footer(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation,
+                       const uint8_t *tail, uint32_t tail_bytes)
+{
+    uint32_t last = scan->segment_pages - 1, tail_page, pages;
+    const struct kvt_trailer *trailer;
+    int rc;
+
+    scan_start(scan, file, segment, generation);
+    if (!tail) {
+        tail_bytes = KVT_PAGE_BYTES;
+        rc = read_pages(scan, last, 1, scan->window);
+        if (rc)
+            return rc;
+        tail = scan->window;
+    }
+    trailer = (const void *)(tail + tail_bytes - KVT_PAGE_BYTES);
+    if (kvt_trailer_check(trailer, segment, generation, scan->segment_pages) ||
+        trailer->footer_count > scan->segment_pages)
+        return KVT_E_CORRUPT;
+    tail_page = scan->segment_pages - tail_bytes / KVT_PAGE_BYTES;
+    pages =
+        (uint32_t)(kvt_round_up(trailer->footer_count * sizeof(struct kvt_entry), KVT_PAGE_BYTES) /
+                   KVT_PAGE_BYTES);
+    if (trailer->footer_page >= tail_page) {
+        memcpy(scan->entries, tail + (size_t)(trailer->footer_page - tail_page) * KVT_PAGE_BYTES,
+               (size_t)pages * KVT_PAGE_BYTES);
+    } else {
+        rc = read_pages(scan, trailer->footer_page, pages, scan->entries);
+        if (rc)
+            return rc;
+    }
+    if (kvt_footer_checksum(scan->entries, trailer->footer_count) != trailer->footer_checksum)
+        return KVT_E_CORRUPT;
+    for (uint32_t i = 0; i < trailer->footer_count; i++)
+        if (kvt_entry_check(&scan->entries[i], scan->segment_pages))
+            return KVT_E_CORRUPT;
+    scan->count = trailer->footer_count;
+    scan->next_page = trailer->footer_page;
+    return 0;
+}
+
+/* Pages [page, page + pages) of the segment through the window; NULL: *rc says why. */
+static const uint8_t *window_at(struct kvt_l2_scan *scan, uint32_t page, uint32_t pages, int *rc)
+{
+    uint32_t want, room = scan->segment_pages - page;
+    int64_t got;
+
+    *rc = 0;
+    if (page < scan->window_page || page + pages > scan->window_page + scan->window_pages) {
+        bool near = scan->window_pages && page >= scan->window_page &&
+                    page < scan->window_page + scan->window_pages + STEP_PAGES;
+
+        want = KVT_MIN(room, KVT_MAX(pages, near ? WINDOW_PAGES : STEP_PAGES));
+        want = KVT_MIN(want, WINDOW_PAGES);
+        got = kvt_io_read_now(scan->io, scan->file, page * (uint64_t)KVT_PAGE_BYTES, scan->window,
+                              (size_t)want * KVT_PAGE_BYTES);
+        if (got < 0) {
+            *rc = (int)got;
+            return NULL;
+        }
+        scan->window_page = page;
+        scan->window_pages = (uint32_t)(got / KVT_PAGE_BYTES);
+        if (pages > scan->window_pages)
+            return NULL;
+    }
+    return scan->window + (size_t)(page - scan->window_page) * KVT_PAGE_BYTES;
+}
+
+/* The batch at scan->next_page: 1 taken, 0 the walk ends here, -errno. */
+static int walk_step(struct kvt_l2_scan *scan)
+{
+    const struct kvt_batch_header *batch;
+    uint32_t bytes;
+    int rc;
+
+    if (scan->next_page + 2 >= scan->segment_pages)
+        return 0;
+    batch = (const void *)window_at(scan, scan->next_page, 1, &rc);
+    if (!batch)
+        return rc;
+    if (batch->magic != KVT_BATCH_MAGIC || batch->generation != scan->generation)
+        return 0; /* an earlier life, or never written */
+    scan->torn = true;
+    bytes = kvt_batch_header_bytes(batch->count);
+    if (!bytes || bytes / KVT_PAGE_BYTES > WINDOW_PAGES ||
+        bytes / KVT_PAGE_BYTES >= scan->segment_pages - scan->next_page ||
+        batch->count > scan->segment_pages - scan->count)
+        return 0;
+    batch = (const void *)window_at(scan, scan->next_page, bytes / KVT_PAGE_BYTES, &rc);
+    if (!batch)
+        return rc;
+    if (kvt_batch_header_check(batch, bytes, scan->segment, scan->generation, scan->next_page,
+                               scan->segment_pages) ||
+        batch->previous != scan->previous)
+        return 0;
+    scan->torn = false;
+    memcpy(scan->entries + scan->count, batch->entries, batch->count * sizeof(struct kvt_entry));
+    scan->count += batch->count;
+    scan->batches++;
+    scan->previous = batch->checksum;
+    scan->batch_pages[1] = scan->batch_pages[0];
+    scan->batch_pages[0] = scan->next_page;
+    scan->next_page += batch->pages;
+    return 1;
+}
+
+int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation)
+{
+    int rc;
+
+    scan_start(scan, file, segment, generation);
+    do {
+        rc = walk_step(scan);
+    } while (rc == 1);
+    return rc;
+}
+
+static void drop_entry(struct kvt_l2_scan *scan, uint32_t i)
+{
+    memmove(&scan->entries[i], &scan->entries[i + 1],
+            (scan->count - i - 1) * sizeof scan->entries[0]);
+    scan->count--;
+}
+
+int kvt_l2_scan_verify_tail(struct kvt_l2_scan *scan, uint32_t pages_max,
+                            bool (*skip)(void *ctx, const struct kvt_entry *entry), void *ctx)
+{
+    uint8_t *buf = NULL;
+    uint32_t buf_pages = 0, pages = 0;
+    int removed = 0, rc = 0;
+
+    for (uint32_t i = scan->count; i-- > 0 && pages < pages_max;) {
+        const struct kvt_entry *entry = &scan->entries[i];
+
+        pages += entry->pages;
+        if (skip && skip(ctx, entry))
+            continue;
+        if (entry->pages > buf_pages) {
+            free(buf);
+            buf_pages = entry->pages;
+            buf = aligned_alloc(KVT_PAGE_BYTES, (size_t)buf_pages * KVT_PAGE_BYTES);
+            if (!buf)
+                return -ENOMEM;
+        }
+        rc = read_pages(scan, entry->page, entry->pages, buf);
+        if (!rc &&
+            !kvt_record_verify(buf, entry->pages * KVT_PAGE_BYTES, &entry->key, entry->checksum))
+            continue;
+        drop_entry(scan, i);
+        removed++;
+    }
+    free(buf);
+    return removed;
+}

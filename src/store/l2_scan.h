@@ -1,0 +1,53 @@
+/* Reading one segment: footer of a sealed one, batch headers of an open one. Reads only. Used by
+ * recovery and fsck. Threads: one. Blocks; allocates in init. */
+#ifndef KVT_STORE_L2_SCAN_H
+#define KVT_STORE_L2_SCAN_H
+
+#include <stdbool.h>
+
+#include "format/disk.h"
+#include "io/io.h"
+
+#define KVT_L2_TAIL_BYTES (64u << 10) /* footer and trailer of most segments, in one read */
+
+struct kvt_l2_scan {
+    struct kvt_io *io;
+    uint32_t segment_pages;
+    struct kvt_entry *entries; /* capacity segment_pages; 4 KiB aligned; owned unless taken */
+    uint8_t *window;           /* WINDOW bytes of the segment, for walking */
+    uint32_t window_page, window_pages;
+
+    /* of the segment scanned last */
+    int file;
+    uint32_t segment;
+    uint64_t generation;
+    uint32_t count;          /* entries */
+    uint32_t batches;        /* walked */
+    uint32_t next_page;      /* where the walk ended: the next batch would start here */
+    uint64_t previous;       /* checksum of the last batch header */
+    bool torn;               /* something that is not a clean end stopped the walk */
+    uint32_t batch_pages[2]; /* first page of the last two batches; 0: none */
+};
+
+int kvt_l2_scan_init(struct kvt_l2_scan *scan, struct kvt_io *io, uint32_t segment_pages);
+void kvt_l2_scan_free(struct kvt_l2_scan *scan);
+
+/* The footer. tail: the last tail_bytes bytes of the segment, already read, or NULL.
+ * 0: entries are filled; KVT_E_CORRUPT: not sealed, or damaged: walk it; -errno. */
+int kvt_l2_scan_footer(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation,
+                       const uint8_t *tail, uint32_t tail_bytes);
+
+/* Is there a valid trailer in the segment's last page? */
+bool kvt_l2_scan_sealed(const uint8_t *last_page, uint32_t segment, uint64_t generation,
+                        uint32_t segment_pages);
+
+/* Walk the batches from page 1 on. Always fills entries, count, next_page. 0, -errno. */
+int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation);
+
+/* Verify records from the last entry backwards until `pages_max` pages have been read; entries
+ * whose record does not match are removed. skip: optional, entries that need not match (purged).
+ * Returns how many were removed, -errno, -ENOMEM. */
+int kvt_l2_scan_verify_tail(struct kvt_l2_scan *scan, uint32_t pages_max,
+                            bool (*skip)(void *ctx, const struct kvt_entry *entry), void *ctx);
+
+#endif

@@ -1,0 +1,361 @@
+/* Survey of a root: see l2_survey.h.
+ *
+ * A directory is ours when one superblock copy, one segment header or the journal's first page is
+ * valid: each has a magic, a version, its own place and a checksum, so no accident looks like one.
+ * Files with our names and no such sign are somebody else's unless all of them are empty (an open
+ * that was interrupted before its first write). Does not write, does not look into segments beyond
+ * their first page. */
+#include "store/l2_survey.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "store/l2.h"
+
+#define TEMP_SUFFIX ".tmp"
+#define SEGMENT_PREFIX "seg-"
+#define GROUP 12u /* headers read at once */
+
+void kvt_l2_segment_name(uint32_t segment, char name[KVT_IO_NAME_MAX])
+{
+    snprintf(name, KVT_IO_NAME_MAX, SEGMENT_PREFIX "%08x", (unsigned)segment);
+}
+
+static bool segment_number(const char *name, uint32_t *segment)
+{
+    uint32_t number = 0;
+
+    if (strncmp(name, SEGMENT_PREFIX, 4) || strlen(name) != 12)
+        return false;
+    for (const char *p = name + 4; *p; p++) {
+        if (*p >= '0' && *p <= '9')
+            number = number << 4 | (uint32_t)(*p - '0');
+        else if (*p >= 'a' && *p <= 'f')
+            number = number << 4 | (uint32_t)(*p - 'a' + 10);
+        else
+            return false;
+    }
+    *segment = number;
+    return true;
+}
+
+static enum kvt_l2_name plain_name_kind(const char *name, uint32_t *segment)
+{
+    if (!strcmp(name, KVT_L2_NAME_SUPERBLOCK))
+        return KVT_L2_NAME_IS_SUPERBLOCK;
+    if (!strcmp(name, KVT_L2_NAME_JOURNAL))
+        return KVT_L2_NAME_IS_JOURNAL;
+    if (!strcmp(name, KVT_L2_NAME_LOCK))
+        return KVT_L2_NAME_IS_LOCK;
+    if (!strcmp(name, KVT_L2_NAME_STATS))
+        return KVT_L2_NAME_IS_STATS;
+    return segment_number(name, segment) ? KVT_L2_NAME_IS_SEGMENT : KVT_L2_NAME_IS_FOREIGN;
+}
+
+enum kvt_l2_name kvt_l2_name_kind(const char *name, uint32_t *segment)
+{
+    char stem[KVT_IO_NAME_MAX];
+    size_t len = strlen(name), suffix = strlen(TEMP_SUFFIX);
+
+    if (len <= suffix || len >= sizeof stem || strcmp(name + len - suffix, TEMP_SUFFIX))
+        return plain_name_kind(name, segment);
+    memcpy(stem, name, len - suffix);
+    stem[len - suffix] = '\0';
+    return plain_name_kind(stem, segment) == KVT_L2_NAME_IS_FOREIGN ? KVT_L2_NAME_IS_FOREIGN
+                                                                    : KVT_L2_NAME_IS_TEMP;
+}
+
+static void gathered(struct kvt_io_req *req)
+{
+    ++*(uint32_t *)req->user;
+}
+
+int kvt_l2_gather(struct kvt_io *io, struct kvt_io_req *reqs, uint32_t n)
+{
+    uint32_t sent = 0, done = 0;
+    int rc = 0;
+
+    while (done < n) {
+        struct kvt_io_req *out[GROUP];
+        unsigned count;
+        int fd = io->ops->event_fd(io);
+
+        while (!rc && sent < n) {
+            int sub;
+
+            reqs[sent].user = &done;
+            reqs[sent].done = gathered;
+            sub = io->ops->submit(io, &reqs[sent]);
+            if (sub == -EAGAIN)
+                break;
+            rc = sub;
+            sent += !sub;
+        }
+        if (rc && done == sent)
+            return rc;
+        count = io->ops->reap(io, out, GROUP);
+        for (unsigned i = 0; i < count; i++)
+            out[i]->done(out[i]);
+        if (!count && fd >= 0) {
+            struct pollfd pfd = {.fd = fd, .events = POLLIN};
+
+            (void)poll(&pfd, 1, 100);
+        }
+    }
+    return 0;
+}
+
+static void read_request(struct kvt_io_req *req, int file, uint64_t offset, void *buf, size_t len)
+{
+    memset(req, 0, sizeof *req);
+    req->kind = KVT_IO_READ;
+    req->file = file;
+    req->offset = offset;
+    req->iov_count = 1;
+    req->iov[0].iov_base = buf;
+    req->iov[0].iov_len = len;
+}
+
+static int note_segment(struct kvt_l2_survey *survey, uint32_t number)
+{
+    if (survey->segment_count == survey->segment_capacity) {
+        uint32_t capacity = survey->segment_capacity ? survey->segment_capacity * 2 : 64;
+        void *grown = realloc(survey->segments, capacity * sizeof *survey->segments);
+
+        if (!grown)
+            return -ENOMEM;
+        survey->segments = grown;
+        survey->segment_capacity = capacity;
+    }
+    survey->segments[survey->segment_count++] = (struct kvt_l2_survey_segment){.number = number};
+    return 0;
+}
+
+static int note_name(void *arg, const char *name)
+{
+    struct kvt_l2_survey *survey = arg;
+    uint32_t number = 0;
+
+    switch (kvt_l2_name_kind(name, &number)) {
+    case KVT_L2_NAME_IS_SUPERBLOCK:
+        survey->superblock_file = true;
+        break;
+    case KVT_L2_NAME_IS_JOURNAL:
+        survey->journal_file = true;
+        break;
+    case KVT_L2_NAME_IS_LOCK:
+        survey->lock_file = true;
+        break;
+    case KVT_L2_NAME_IS_STATS:
+        survey->stats_file = true;
+        break;
+    case KVT_L2_NAME_IS_TEMP:
+        survey->temps++;
+        break;
+    case KVT_L2_NAME_IS_SEGMENT:
+        return note_segment(survey, number);
+    case KVT_L2_NAME_IS_FOREIGN:
+        if (!survey->foreign++)
+            snprintf(survey->foreign_name, sizeof survey->foreign_name, "%s", name);
+        break;
+    }
+    return 0;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const struct kvt_l2_survey_segment *x = a, *y = b;
+
+    return (x->number > y->number) - (x->number < y->number);
+}
+
+static void read_superblocks(struct kvt_io *io, struct kvt_l2_survey *survey, void *page)
+{
+    int file = io->ops->open(io, KVT_L2_NAME_SUPERBLOCK, KVT_IO_OPEN_READ_ONLY);
+    int64_t bytes = file < 0 ? 0 : io->ops->size(io, file);
+
+    survey->superblock_bytes = bytes > 0 ? (uint64_t)bytes : 0;
+    for (uint32_t copy = 0; copy < 2; copy++) {
+        const struct kvt_superblock *superblock = page;
+        int64_t got;
+
+        survey->superblock_status[copy] = KVT_E_CORRUPT;
+        if (file < 0)
+            continue;
+        memset(page, 0, KVT_PAGE_BYTES);
+        got = kvt_io_read_now(io, file, copy * (uint64_t)KVT_PAGE_BYTES, page, KVT_PAGE_BYTES);
+        survey->superblock_status[copy] = got < 0 ? (int)got : kvt_superblock_check(page, copy);
+        if (survey->superblock_status[copy])
+            continue;
+        if (survey->superblock_copy < 0 || superblock->update > survey->superblock.update) {
+            survey->superblock = *superblock;
+            survey->superblock_copy = (int)copy;
+        }
+    }
+    if (file >= 0)
+        io->ops->close(io, file);
+}
+
+static void read_journal_page(struct kvt_io *io, struct kvt_l2_survey *survey, void *page)
+{
+    const struct kvt_journal_page *first = page;
+    int file = io->ops->open(io, KVT_L2_NAME_JOURNAL, KVT_IO_OPEN_READ_ONLY);
+    int64_t bytes;
+
+    if (file < 0)
+        return;
+    bytes = io->ops->size(io, file);
+    survey->journal_bytes = bytes > 0 ? (uint64_t)bytes : 0;
+    memset(page, 0, KVT_PAGE_BYTES);
+    survey->journal_ok = kvt_io_read_now(io, file, 0, page, KVT_PAGE_BYTES) >= 0 &&
+                         !kvt_journal_page_check(first, 0, first->epoch);
+    io->ops->close(io, file);
+}
+
+static void note_header(struct kvt_l2_survey_segment *segment,
+                        const struct kvt_segment_header *header)
+{
+    segment->status = kvt_segment_header_check(header, segment->number, header->root_id);
+    segment->generation = header->generation;
+    segment->segment_bytes = header->segment_bytes;
+    memcpy(segment->root_id, header->root_id, sizeof segment->root_id);
+    if (!segment->status &&
+        (segment->segment_bytes < KVT_SEGMENT_BYTES_MIN ||
+         segment->segment_bytes > KVT_SEGMENT_BYTES_MAX || segment->segment_bytes % KVT_PAGE_BYTES))
+        segment->status = KVT_E_CORRUPT;
+}
+
+static int read_headers(struct kvt_io *io, struct kvt_l2_survey *survey, uint8_t *pages,
+                        struct kvt_io_req *reqs, uint32_t first, uint32_t n)
+{
+    struct kvt_l2_survey_segment *segments = survey->segments + first;
+    char name[KVT_IO_NAME_MAX];
+    int files[GROUP];
+    uint32_t opened = 0;
+    int rc;
+
+    memset(pages, 0, (size_t)n * KVT_PAGE_BYTES);
+    for (uint32_t i = 0; i < n; i++) {
+        int64_t bytes;
+
+        kvt_l2_segment_name(segments[i].number, name);
+        files[i] = io->ops->open(io, name, KVT_IO_OPEN_READ_ONLY);
+        segments[i].status = files[i] < 0 ? files[i] : 0;
+        if (files[i] < 0)
+            continue;
+        bytes = io->ops->size(io, files[i]);
+        segments[i].file_bytes = bytes > 0 ? (uint64_t)bytes : 0;
+        read_request(&reqs[opened++], files[i], 0, pages + (size_t)i * KVT_PAGE_BYTES,
+                     KVT_PAGE_BYTES);
+    }
+    rc = kvt_l2_gather(io, reqs, opened);
+    opened = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (files[i] < 0)
+            continue;
+        io->ops->close(io, files[i]);
+        if (reqs[opened].result < 0)
+            segments[i].status = (int)reqs[opened].result;
+        else
+            note_header(&segments[i], (const void *)(pages + (size_t)i * KVT_PAGE_BYTES));
+        opened++;
+    }
+    return rc;
+}
+
+int kvt_l2_survey(struct kvt_io *io, struct kvt_l2_survey *survey)
+{
+    uint8_t *pages = aligned_alloc(KVT_PAGE_BYTES, (size_t)GROUP * KVT_PAGE_BYTES);
+    struct kvt_io_req *reqs = calloc(GROUP, sizeof *reqs);
+    int rc = -ENOMEM;
+
+    memset(survey, 0, sizeof *survey);
+    survey->superblock_copy = -1;
+    if (!pages || !reqs)
+        goto out;
+    rc = io->ops->list(io, note_name, survey);
+    if (rc)
+        goto out;
+    if (survey->segment_count > 1)
+        qsort(survey->segments, survey->segment_count, sizeof *survey->segments, by_number);
+    read_superblocks(io, survey, pages);
+    read_journal_page(io, survey, pages);
+    for (uint32_t i = 0; i < survey->segment_count && !rc; i += GROUP)
+        rc = read_headers(io, survey, pages, reqs, i, KVT_MIN(GROUP, survey->segment_count - i));
+out:
+    free(reqs);
+    free(pages);
+    return rc;
+}
+
+void kvt_l2_survey_free(struct kvt_l2_survey *survey)
+{
+    free(survey->segments);
+    memset(survey, 0, sizeof *survey);
+}
+
+int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey)
+{
+    bool sign = survey->superblock_copy >= 0 || survey->journal_ok;
+    bool bytes = survey->superblock_bytes || survey->journal_bytes;
+
+    for (int copy = 0; copy < 2; copy++)
+        if (survey->superblock_status[copy] == KVT_E_NEWER)
+            return KVT_E_NEWER;
+    for (uint32_t i = 0; i < survey->segment_count; i++) {
+        if (survey->segments[i].status == KVT_E_NEWER)
+            return KVT_E_NEWER;
+        sign = sign || !survey->segments[i].status;
+        bytes = bytes || survey->segments[i].file_bytes;
+    }
+    if (sign)
+        return 0;
+    return survey->foreign || bytes ? KVT_E_NOT_OURS : 1;
+}
+
+int kvt_l2_probe(struct kvt_io *io)
+{
+    struct kvt_l2_survey survey;
+    int rc = kvt_l2_survey(io, &survey);
+
+    if (!rc)
+        rc = kvt_l2_survey_verdict(&survey);
+    kvt_l2_survey_free(&survey);
+    return rc;
+}
+
+bool kvt_l2_survey_identity(const struct kvt_l2_survey *survey, uint8_t root_id[16],
+                            uint64_t *segment_bytes)
+{
+    const struct kvt_l2_survey_segment *winner = NULL;
+    uint32_t votes = 0;
+
+    if (survey->superblock_copy >= 0) {
+        memcpy(root_id, survey->superblock.root_id, 16);
+        *segment_bytes = survey->superblock.segment_bytes;
+        return true;
+    }
+    for (uint32_t i = 0; i < survey->segment_count; i++) { /* majority vote */
+        const struct kvt_l2_survey_segment *segment = &survey->segments[i];
+
+        if (segment->status)
+            continue;
+        if (!votes)
+            winner = segment;
+        if (!memcmp(segment->root_id, winner->root_id, 16) &&
+            segment->segment_bytes == winner->segment_bytes)
+            votes++;
+        else
+            votes--;
+    }
+    if (!winner)
+        return false;
+    memcpy(root_id, winner->root_id, 16);
+    *segment_bytes = winner->segment_bytes;
+    return true;
+}
