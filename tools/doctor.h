@@ -33,9 +33,9 @@ struct kvt_doctor_io {
     double read_gbps;
 };
 /* Write, sync, read back and compare `bytes` in a scratch directory inside dir, which is removed
- * again; a store that lives in dir is not touched. 0; a negative code, and io->why names the
+ * again; a store that lives in dir is not touched. 0; a negative code, and out->why names the
  * reason. Blocks for seconds. */
-int kvt_doctor_io(const char *dir, uint64_t bytes, struct kvt_doctor_io *io);
+int kvt_doctor_io(const char *dir, uint64_t bytes, struct kvt_doctor_io *out);
 
 /* Code and decode a fixed block at every level that the build supports, and compare the payload
  * with the digest that every instruction set must give. 0, or KVT_E_CORRUPT with the level in why.

@@ -8,7 +8,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <linux/io_uring.h>
 #include <poll.h>
 #include <sched.h>
@@ -112,18 +111,25 @@ static uint64_t rlimit_of(__rlimit_resource_t what)
     return limit.rlim_cur;
 }
 
+/* "Name:   123 kB" of /proc/meminfo in bytes; 0 when the line has another name. */
+static uint64_t meminfo_bytes(const char *line, const char *name)
+{
+    size_t len = strlen(name);
+
+    if (strncmp(line, name, len) != 0 || line[len] != ':')
+        return 0;
+    return strtoull(line + len + 1, NULL, 10) * 1024;
+}
+
 void kvt_doctor_memory(struct kvt_doctor_memory *memory)
 {
     char line[256];
-    uint64_t kib;
     FILE *f = fopen("/proc/meminfo", "re");
 
     memset(memory, 0, sizeof(*memory));
     while (f && fgets(line, sizeof(line), f)) {
-        if (sscanf(line, "MemTotal: %" SCNu64, &kib) == 1)
-            memory->total_bytes = kib * 1024;
-        else if (sscanf(line, "MemAvailable: %" SCNu64, &kib) == 1)
-            memory->available_bytes = kib * 1024;
+        memory->total_bytes += meminfo_bytes(line, "MemTotal");
+        memory->available_bytes += meminfo_bytes(line, "MemAvailable");
     }
     if (f)
         fclose(f);
