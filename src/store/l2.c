@@ -321,4 +321,5 @@ void kvt_l2_stats(const struct kvt_l2 *l2, struct kvt_l2_stats *stats)
     *stats = l2->stats;
     stats->writes_in_flight = l2->batch_count;
     stats->reads_in_flight = l2->reads_in_flight;
+    stats->erases_queued = l2->erase.count;
 }

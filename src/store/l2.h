@@ -134,6 +134,7 @@ struct kvt_l2_stats {
     uint64_t enospc;
     uint64_t writes_in_flight;
     uint64_t reads_in_flight;
+    uint64_t erases_queued; /* purged ranges whose bytes have not been overwritten yet */
 };
 void kvt_l2_stats(const struct kvt_l2 *l2, struct kvt_l2_stats *stats);
 
