@@ -4,8 +4,10 @@
 #define KVT_TOOLS_COMMANDS_H
 
 /* X("name", function, "one line for kvtier --help"); a name may have two words. */
-#define KVT_COMMANDS(X)                                                                  \
-    X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not") \
+#define KVT_COMMANDS(X)                                                                   \
+    X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")  \
+    X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")    \
+    X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good") \
     X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")
 
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */

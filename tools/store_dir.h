@@ -1,0 +1,45 @@
+/* A store directory as `stat` and `purge` see it: recovered, its records listed. Tools only. */
+#ifndef KVT_TOOLS_STORE_DIR_H
+#define KVT_TOOLS_STORE_DIR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "format/disk.h"
+#include "io/io.h"
+#include "store/l2.h"
+
+struct kvt_dir_record {
+    struct kvt_full_key key;
+    uint64_t sequence;
+    uint64_t generation;
+    struct kvt_l2_where where;
+    uint32_t pages;
+};
+
+struct kvt_dir {
+    struct kvt_io *io;
+    struct kvt_l2 *l2;
+    struct kvt_superblock superblock;
+    uint64_t next_sequence;         /* no record holds this or more */
+    struct kvt_dir_record *records; /* the newest of each key, sorted by key */
+    size_t record_count;
+    size_t record_room;
+    int out_of_memory;
+};
+
+/* The process that owns dir now, 0 when nobody does or it cannot be told. The lock is held for an
+ * instant only. */
+int64_t kvt_dir_owner(const char *dir);
+
+/* Recover the store in path. writable: 1 takes the lock and may write, 0 only reads.
+ * 0; a negative code, and error holds one sentence that names the directory. Blocks. */
+int kvt_dir_open(const char *path, int writable, struct kvt_dir *dir, char *error,
+                 size_t error_len);
+void kvt_dir_close(struct kvt_dir *dir);
+
+/* Namespace ids as text: 32 hexadecimal digits. */
+void kvt_dir_ns_text(const uint8_t ns[KVT_NS_BYTES], char text[2 * KVT_NS_BYTES + 1]);
+int kvt_dir_ns_parse(const char *text, uint8_t ns[KVT_NS_BYTES]); /* 0, KVT_E_INVAL */
+
+#endif
