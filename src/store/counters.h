@@ -6,46 +6,60 @@
 #include <stdint.h>
 
 /* X(field, "dotted.name", "help"); counters only ever rise */
-#define KVT_STORE_COUNTERS(X)                                                                   \
-    X(lookup_keys, "lookup.keys", "keys asked for by lookups")                                  \
-    X(lookup_hits_dram, "lookup.hits_dram", "keys of leading runs found in DRAM")               \
-    X(lookup_hits_disk, "lookup.hits_disk", "keys of leading runs found on disk")               \
-    X(lookup_miss_absent, "lookup.miss_absent", "runs ended by an absent block")                \
-    X(lookup_miss_level, "lookup.miss_level", "runs ended by a block below the minimum level")  \
-    X(lookup_miss_pending, "lookup.miss_pending", "runs ended by a block being stored")         \
-    X(alloc_granted, "store.granted", "slots given to stores")                                  \
-    X(alloc_exists, "store.exists", "stores of blocks that were there already")                 \
-    X(alloc_dropped_dram, "store.dropped_dram", "stores dropped: no slot could be freed")       \
-    X(commit_ok, "store.committed", "blocks committed")                                         \
-    X(commit_lost, "store.lost_race", "commits that lost to an earlier one of the same key")    \
-    X(commit_stale, "store.stale", "commits or releases with a stale slot reference")           \
-    X(commit_aborted, "store.aborted", "slots given back uncommitted")                          \
-    X(load_granted_dram, "load.granted_dram", "blocks granted from DRAM")                       \
-    X(load_granted_disk, "load.granted_disk", "blocks granted from disk")                       \
-    X(load_miss, "load.miss", "blocks asked for and absent")                                    \
-    X(load_deadline, "load.deadline", "blocks not granted by their deadline")                   \
-    X(load_canceled, "load.canceled", "blocks cancelled before their grant")                    \
-    X(load_no_slot, "load.no_slot", "blocks not granted: no staging slot")                      \
-    X(checksum_fail, "verify.checksum_fail", "records whose bytes or key did not match")        \
-    X(read_fail, "disk.read_fail", "reads that failed")                                         \
-    X(write_fail, "disk.write_fail", "writes that failed")                                      \
-    X(enospc, "disk.enospc", "writes refused for lack of space")                                \
-    X(disk_written_blocks, "disk.written_blocks", "blocks written")                             \
-    X(disk_written_bytes, "disk.written_bytes", "bytes written, headers and footers included")  \
-    X(disk_read_blocks, "disk.read_blocks", "blocks read")                                      \
-    X(disk_read_bytes, "disk.read_bytes", "bytes read for loads")                               \
-    X(disk_dropped_queue, "disk.dropped_queue", "blocks not written: the write queue was full") \
-    X(disk_dropped_error, "disk.dropped_error", "blocks not written: error or no space")        \
-    X(evict_dram_blocks, "dram.evicted", "blocks evicted from DRAM")                            \
-    X(evict_disk_blocks, "disk.evicted", "blocks evicted from disk with their segment")         \
-    X(evict_disk_segments, "disk.segments_recycled", "segments recycled")                       \
-    X(orphan_dropped, "disk.orphans", "blocks dropped because their parent was evicted")        \
-    X(purged_blocks, "purge.blocks", "blocks purged")                                           \
-    X(recovered_blocks, "recover.blocks", "blocks found at open")                               \
-    X(recovered_segments, "recover.segments", "segments found at open")                         \
-    X(recovered_bad, "recover.bad", "segments, batches or entries refused at open")             \
-    X(pin_refused, "pin.refused", "pins refused by the pin budget")                             \
-    X(flushes, "flush.count", "flushes completed")                                              \
+#define KVT_STORE_COUNTERS(X)                                                                     \
+    X(lookup_keys, "lookup.keys", "keys asked for by lookups")                                    \
+    X(lookup_hits_dram, "lookup.hits_dram", "keys of leading runs found in DRAM")                 \
+    X(lookup_hits_disk, "lookup.hits_disk", "keys of leading runs found on disk")                 \
+    X(lookup_miss_absent, "lookup.miss_absent", "runs ended by an absent block")                  \
+    X(lookup_miss_level, "lookup.miss_level", "runs ended by a block below the minimum level")    \
+    X(lookup_miss_pending, "lookup.miss_pending", "runs ended by a block being stored")           \
+    X(alloc_granted, "store.granted", "slots given to stores")                                    \
+    X(alloc_exists, "store.exists", "stores of blocks that were there already")                   \
+    X(alloc_dropped_dram, "store.dropped_dram", "stores dropped: no slot could be freed")         \
+    X(alloc_dropped_chain, "store.dropped_chain", "stores dropped: a block before them had been") \
+    X(alloc_dropped_index, "store.dropped_index", "stores dropped: the index was full")           \
+    X(index_collision, "index.collision",                                                         \
+      "keys refused: their fingerprint belongs to another key")                                   \
+    X(commit_ok, "store.committed", "blocks committed")                                           \
+    X(commit_lost, "store.lost_race", "commits that lost to an earlier one of the same key")      \
+    X(commit_replaced, "store.replaced", "blocks replaced by one of a higher level")              \
+    X(commit_bad, "store.bad_header", "commits refused: the header is not what was granted")      \
+    X(commit_stale, "store.stale", "commits or releases with a stale slot reference")             \
+    X(commit_aborted, "store.aborted", "slots given back uncommitted")                            \
+    X(load_granted_dram, "load.granted_dram", "blocks granted from DRAM")                         \
+    X(load_granted_disk, "load.granted_disk", "blocks granted from disk")                         \
+    X(load_miss, "load.miss", "blocks asked for and absent")                                      \
+    X(load_miss_pending, "load.miss_pending", "loads ended by a block being stored")              \
+    X(load_miss_level, "load.miss_level", "loads ended by a block below the minimum level")       \
+    X(load_deadline, "load.deadline", "blocks not granted by their deadline")                     \
+    X(load_canceled, "load.canceled", "blocks cancelled before their grant")                      \
+    X(load_no_slot, "load.no_slot", "blocks not granted: no staging slot")                        \
+    X(prefetch_dropped, "prefetch.dropped", "blocks not prefetched: too many requests")           \
+    X(checksum_fail, "verify.checksum_fail", "records whose bytes or key did not match")          \
+    X(read_fail, "disk.read_fail", "reads that failed")                                           \
+    X(write_fail, "disk.write_fail", "writes that failed")                                        \
+    X(enospc, "disk.enospc", "writes refused for lack of space")                                  \
+    X(disk_written_blocks, "disk.written_blocks", "blocks written")                               \
+    X(disk_written_bytes, "disk.written_bytes", "bytes written, headers and footers included")    \
+    X(disk_read_blocks, "disk.read_blocks", "blocks read")                                        \
+    X(disk_read_bytes, "disk.read_bytes", "bytes read for loads")                                 \
+    X(disk_dropped_queue, "disk.dropped_queue", "blocks not written: the write queue was full")   \
+    X(disk_dropped_error, "disk.dropped_error", "blocks not written: error or no space")          \
+    X(evict_dram_blocks, "dram.evicted", "blocks evicted from DRAM")                              \
+    X(evict_dram_lost, "dram.evicted_lost", "blocks evicted from DRAM that were not on disk")     \
+    X(lost_no_dram, "store.lost", "blocks lost: not written, and no DRAM to stay in")             \
+    X(evict_index_blocks, "index.evicted", "blocks on disk given up for room in the index")       \
+    X(evict_disk_blocks, "disk.evicted", "blocks evicted from disk with their segment")           \
+    X(evict_disk_segments, "disk.segments_recycled", "segments recycled")                         \
+    X(orphan_dropped, "disk.orphans", "blocks dropped because their parent was evicted")          \
+    X(purged_blocks, "purge.blocks", "blocks purged")                                             \
+    X(recovered_blocks, "recover.blocks", "blocks found at open")                                 \
+    X(recovered_segments, "recover.segments", "segments found at open")                           \
+    X(recovered_bad, "recover.bad", "segments, batches or entries refused at open")               \
+    X(recovered_no_room, "recover.no_room", "records at open beyond the index capacity")          \
+    X(pin_refused, "pin.refused", "pins refused by the pin budget")                               \
+    X(flushes, "flush.count", "flushes completed")                                                \
+    X(bad_messages, "message.bad", "malformed messages from clients")                             \
     X(off_requests, "off.requests", "requests answered while switched off")
 
 /* gauges: current values */
@@ -57,6 +71,7 @@
     X(dram_blocks, "dram.blocks", "blocks in DRAM")                             \
     X(dram_pins, "dram.pins", "pins held on slots by loads, stores and writes") \
     X(pinned_blocks, "pin.blocks", "blocks pinned by kvt_pin")                  \
+    X(pinned_bytes, "pin.bytes", "bytes of records pinned by kvt_pin")          \
     X(disk_roots, "disk.roots", "roots in use")                                 \
     X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                  \
     X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")    \

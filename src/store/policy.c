@@ -82,7 +82,7 @@ void kvt_policy_enter(struct kvt_policy *policy, uint32_t slot)
         policy->small_bytes += s->record_bytes;
 }
 
-static void unqueue(struct kvt_policy *policy, uint32_t slot)
+void kvt_policy_park(struct kvt_policy *policy, uint32_t slot)
 {
     struct kvt_slot *s = kvt_slot_at(policy->slots, slot);
 
@@ -94,7 +94,7 @@ void kvt_policy_leave(struct kvt_policy *policy, uint32_t slot)
 {
     struct kvt_slot *s = kvt_slot_at(policy->slots, slot);
 
-    unqueue(policy, slot);
+    kvt_policy_park(policy, slot);
     if (s->chosen == KVT_QUEUE_SMALL)
         policy->small_bytes -= s->record_bytes;
     s->chosen = KVT_QUEUE_NONE;
@@ -107,7 +107,7 @@ void kvt_policy_settle(struct kvt_policy *policy, uint32_t slot, bool at_tail)
     if (s->chosen == KVT_QUEUE_NONE || s->queue == KVT_QUEUE_WRITE)
         return;
     if (!may_leave(policy, s))
-        unqueue(policy, slot);
+        kvt_policy_park(policy, slot);
     else if (s->queue == KVT_QUEUE_NONE)
         kvt_slot_list_push(policy->slots, list_of(policy, s->chosen), slot, s->chosen, at_tail);
 }

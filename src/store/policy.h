@@ -44,6 +44,9 @@ void kvt_policy_leave(struct kvt_policy *policy, uint32_t slot);
  * at_tail: rule 2. Slots outside the cache region are ignored. */
 void kvt_policy_settle(struct kvt_policy *policy, uint32_t slot, bool at_tail);
 
+/* Out of its queue, whatever may be: its links are needed elsewhere. */
+void kvt_policy_park(struct kvt_policy *policy, uint32_t slot);
+
 /* The block was asked for. */
 void kvt_policy_hit(struct kvt_policy *policy, uint32_t entry);
 

@@ -33,7 +33,8 @@ struct kvt_store_params {
                             namespaces open (the index grows at open time only) */
     uint32_t root_count;
     struct kvt_store_root roots[KVT_STORE_ROOTS_MAX];
-    uint64_t seed; /* fingerprint secret and others */
+    uint64_t seed;    /* fingerprint secret and others */
+    int test_collide; /* enum kvt_index_collide: tests force collisions of the index; else 0 */
     struct kvt_clock clock;
     struct kvt_log log;
     /* Deliver a reply to a client. The message is borrowed during the call. Clients reserve room

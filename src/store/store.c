@@ -1,0 +1,223 @@
+/* The store: open, run, close, client gone. See store_impl.h for who does the rest.
+ *
+ * run() is the loop's body: the log's completions, reads, loads, writes, flushes, purges,
+ * background steps; each bounded. It is called after messages and whenever its last answer says so.
+ * Threads: one owner for everything. Blocks in open and close only.
+ */
+#include "store/store.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "store/store_impl.h"
+
+#define CLOSE_POLL_MS 5
+#define CLOSE_STEPS_MAX 1000000u /* a clock that stands still must not keep close() for ever */
+
+static int params_check(const struct kvt_store_params *params)
+{
+    if (params->root_count > KVT_STORE_ROOTS_MAX || !params->reply || !params->clock.now_ns ||
+        params->staging_bytes > params->arena_bytes ||
+        (params->arena_bytes && ((uintptr_t)params->arena % KVT_PAGE_BYTES || !params->arena)) ||
+        params->arena_bytes / KVT_PAGE_BYTES >= UINT32_MAX)
+        return KVT_E_INVAL;
+    return 0;
+}
+
+static void destroy(struct kvt_store *store)
+{
+    for (uint32_t i = 0; i < store->disk_count; i++) {
+        free(store->disks[i].heads);
+        free(store->disks[i].pinned);
+    }
+    kvt_purges_destroy(store);
+    kvt_writes_destroy(store);
+    kvt_loads_destroy(store);
+    kvt_namespaces_destroy(&store->spaces);
+    kvt_policy_destroy(&store->policy);
+    kvt_slots_destroy(&store->slots);
+    kvt_index_destroy(&store->index);
+    free(store);
+}
+
+static int tables_init(struct kvt_store *store)
+{
+    const struct kvt_store_params *params = &store->params;
+    uint64_t staging = params->staging_bytes / KVT_PAGE_BYTES;
+    uint64_t cache = params->arena_bytes / KVT_PAGE_BYTES - staging;
+    int err = kvt_index_init(&store->index, 0, params->seed, params->test_collide);
+
+    if (!err)
+        err = kvt_slots_init(&store->slots, (uint32_t)cache, (uint32_t)staging, 2 * KVT_REGIONS,
+                             KVT_STORE_HOLDS); /* grows as namespaces open */
+    if (!err)
+        err = kvt_policy_init(&store->policy, &store->slots, &store->index, cache * KVT_PAGE_BYTES);
+    if (!err)
+        err = kvt_namespaces_init(&store->spaces);
+    if (!err)
+        err = kvt_loads_init(store);
+    if (!err)
+        err = kvt_writes_init(store);
+    if (!err)
+        err = kvt_purges_init(store);
+    kvt_reads_init(store);
+    return err;
+}
+
+static void close_roots(struct kvt_store *store)
+{
+    for (uint32_t i = 0; i < store->disk_count; i++) {
+        if (store->disks[i].l2)
+            kvt_l2_close(store->disks[i].l2);
+        store->disks[i].l2 = NULL;
+    }
+}
+
+int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out,
+                   uint32_t *bad_root)
+{
+    struct kvt_store *store;
+    int err = params_check(params);
+
+    *out = NULL;
+    if (bad_root)
+        *bad_root = UINT32_MAX;
+    if (err)
+        return err;
+    store = calloc(1, sizeof(*store));
+    if (!store)
+        return -ENOMEM;
+    store->params = *params;
+    store->enabled = 1;
+    store->record_bytes_min = UINT32_MAX;
+    err = tables_init(store);
+    if (!err)
+        err = kvt_recover(store, bad_root);
+    if (!err)
+        err = kvt_statfile_open(store);
+    if (err) {
+        close_roots(store);
+        kvt_statfile_close(store);
+        destroy(store);
+        return err;
+    }
+    *out = store;
+    return 0;
+}
+
+/* Keep the promise of the superblocks well ahead of what ALLOC gives out. */
+static void reserve_sequence(struct kvt_store *store)
+{
+    if (store->sequence_next + KVT_STORE_SEQUENCE_AHEAD / 2 < store->sequence_reserved)
+        return;
+    store->sequence_reserved = store->sequence_next + KVT_STORE_SEQUENCE_AHEAD;
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        kvt_l2_reserve_sequence(store->disks[i].l2, store->sequence_reserved);
+}
+
+static int64_t roots_run(struct kvt_store *store)
+{
+    int64_t next_run = INT64_MAX;
+
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        next_run = KVT_MIN(next_run, kvt_l2_run(store->disks[i].l2));
+    return next_run;
+}
+
+int64_t kvt_store_run(struct kvt_store *store)
+{
+    int64_t next_run;
+
+    reserve_sequence(store);
+    roots_run(store);
+    kvt_reads_run(store);
+    next_run = kvt_loads_run(store);
+    next_run = KVT_MIN(next_run, kvt_writes_run(store));
+    kvt_flushes_run(store);
+    kvt_room_sweep(store);
+    if (kvt_purges_run(store) || store->sweep_on)
+        next_run = kvt_store_now(store);
+    next_run = KVT_MIN(next_run, kvt_statfile_run(store));
+    /* Last: what has just been submitted starts here, and a backend that completes inside reap()
+     * leaves work at once. */
+    store->again = 0;
+    next_run = KVT_MIN(next_run, roots_run(store));
+    return store->again ? kvt_store_now(store) : next_run;
+}
+
+void kvt_store_client_gone(struct kvt_store *store, uint32_t client)
+{
+    store->activity++;
+    kvt_loads_client_gone(store, client);
+    for (uint32_t slot = 0; slot < store->slots.arena.touched; slot++) {
+        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+        uint32_t held = 0;
+
+        if (s->state == KVT_SLOT_FREE)
+            continue;
+        while (kvt_slot_unhold(&store->slots, slot, client))
+            held++;
+        if (!held)
+            continue;
+        s->filler = 0;
+        if (s->state == KVT_SLOT_FILLING)
+            kvt_slot_abandon(store, slot);
+        else
+            kvt_slot_settle(store, slot);
+    }
+}
+
+void kvt_store_enable(struct kvt_store *store, int on)
+{
+    store->enabled = on;
+}
+
+static bool idle(const struct kvt_store *store)
+{
+    bool waiting = kvt_flushes_waiting(store);
+
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
+        waiting = waiting || store->purges[i].used;
+    return !waiting && !store->write_queue.count && !store->writes_going && !store->reads_going;
+}
+
+/* Nothing to wait on tells that there is progress: sleep until a root may have some. */
+static void close_wait(const struct kvt_store *store)
+{
+    struct pollfd fds[KVT_STORE_ROOTS_MAX];
+    nfds_t count = 0;
+
+    for (uint32_t i = 0; i < store->disk_count; i++) {
+        int fd = store->disks[i].io->ops->event_fd(store->disks[i].io);
+
+        if (fd >= 0)
+            fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
+    if (count)
+        (void)poll(fds, count, CLOSE_POLL_MS);
+}
+
+void kvt_store_close(struct kvt_store *store, int64_t timeout_ns)
+{
+    int64_t start = kvt_store_now(store);
+
+    store->closing = 1;
+    kvt_loads_end_all(store, KVT_E_CLOSED);
+    if (store->disk_count)
+        kvt_writes_queue_dropped(store);
+    for (uint32_t step = 0; step < CLOSE_STEPS_MAX; step++) {
+        kvt_store_run(store);
+        if (idle(store) || kvt_store_now(store) - start >= timeout_ns)
+            break;
+        close_wait(store);
+    }
+    kvt_flushes_end_all(store, KVT_E_CLOSED);
+    kvt_purges_end_all(store, KVT_E_CLOSED);
+    close_roots(store);
+    kvt_statfile_close(store);
+    destroy(store);
+}

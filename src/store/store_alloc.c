@@ -1,0 +1,318 @@
+/* The store path: ALLOC gives slots to fill, COMMIT makes them blocks, ABORT gives them back.
+ *
+ * Rules
+ *  1. A key that is being filled by somebody is granted again: the first COMMIT wins, the loser's
+ *     slot is freed. So nobody waits for a client that may have died.
+ *  2. A block of a lower level is replaced at COMMIT of a higher one, in one step: the old slot is
+ *     freed at its last unpin, the old place on disk leaves the index.
+ *  3. When a block of a chain can be neither found nor given a slot, the blocks after it are
+ *     dropped too: no lookup would reach them.
+ *  4. What a client has written is believed in nothing that matters: the header in the slot must
+ *     repeat what was granted, and the checksum is verified by every reader.
+ * Threads: the store's owner. Allocates nothing.
+ */
+#include <string.h>
+
+#include "kvtier/error.h"
+#include "store/store_impl.h"
+
+/* A late link may walk that many ancestors to make sure that it closes no cycle. */
+#define LINK_STEPS 256u
+
+struct chain { /* an ALLOC in progress */
+    struct kvt_store *store;
+    const struct kvt_msg_alloc *request;
+    uint32_t client;
+    uint32_t ns;
+    struct kvt_full_key parent; /* of the next key */
+    bool has_parent;
+    bool broken; /* rule 3 */
+};
+
+static void link_parent(struct chain *chain, uint32_t entry)
+{
+    struct kvt_store *store = chain->store;
+    uint32_t parent;
+
+    if (!chain->has_parent || kvt_index_at(&store->index, entry)->parent != KVT_INDEX_NONE)
+        return;
+    parent = kvt_entry_find(store, &chain->parent);
+    if (parent == KVT_INDEX_NONE || !kvt_index_link(&store->index, entry, parent, LINK_STEPS))
+        return;
+    if (kvt_index_at(&store->index, parent)->slot != KVT_INDEX_NONE)
+        kvt_slot_settle(store, kvt_index_at(&store->index, parent)->slot);
+}
+
+/* A slot for one key, in state FILLING and held by the client. */
+static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_key *full,
+                     struct kvt_alloc_entry *out)
+{
+    struct kvt_store *store = chain->store;
+    uint32_t bytes = kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->request->map);
+    uint32_t slot = kvt_room_slot(store, bytes, KVT_ROOM_STORE);
+    struct kvt_slot *s;
+
+    if (slot == KVT_SLOT_NONE)
+        return KVT_E_DROPPED;
+    if (!kvt_slot_hold(&store->slots, slot, chain->client)) {
+        kvt_slot_free(store, slot);
+        return KVT_E_DROPPED;
+    }
+    s = kvt_slot_at(&store->slots, slot);
+    s->key = *full;
+    s->entry = entry;
+    s->map = chain->request->map;
+    s->filler = 1;
+    s->sequence = store->sequence_next++;
+    out->slot = slot;
+    out->generation = s->generation;
+    out->record_bytes = bytes;
+    out->arena_offset = kvt_slot_offset(&store->slots, slot);
+    out->sequence = s->sequence;
+    return 0;
+}
+
+/* Whether the present copy is good enough for this request. */
+static bool serves(const struct kvt_index_entry *e, const struct kvt_msg_alloc *request)
+{
+    return kvt_index_present(e) &&
+           (!request->replace || kvt_level_of_map(e->map) >= kvt_level_of_map(request->map));
+}
+
+static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
+                         struct kvt_alloc_entry *out)
+{
+    struct kvt_store *store = chain->store;
+    uint32_t entry = kvt_entry_find(store, full);
+    struct kvt_index_entry *e;
+    int32_t status;
+
+    if (entry != KVT_INDEX_NONE && !kvt_entry_is(store, entry, full)) {
+        store->counts.index_collision++;
+        return KVT_E_DROPPED;
+    }
+    if (entry != KVT_INDEX_NONE && serves(kvt_index_at(&store->index, entry), chain->request)) {
+        kvt_policy_hit(&store->policy, entry);
+        link_parent(chain, entry);
+        store->counts.alloc_exists++;
+        return KVT_E_EXISTS;
+    }
+    if (chain->broken) {
+        store->counts.alloc_dropped_chain++;
+        return KVT_E_DROPPED;
+    }
+    entry = kvt_entry_get(store, chain->ns, full);
+    if (entry == KVT_INDEX_NONE) {
+        store->counts.alloc_dropped_index++;
+        return KVT_E_DROPPED;
+    }
+    e = kvt_index_at(&store->index, entry);
+    if (e->filling == KVT_INDEX_FILLING_MAX) {
+        store->counts.alloc_dropped_dram++;
+        return KVT_E_DROPPED;
+    }
+    e->filling++; /* from here on making room cannot remove the entry */
+    link_parent(chain, entry);
+    status = grant(chain, entry, full, out);
+    if (status) {
+        store->counts.alloc_dropped_dram++;
+        e->filling--;
+        kvt_entry_settle(store, entry);
+    } else {
+        store->counts.alloc_granted++;
+    }
+    return status;
+}
+
+static void alloc_chain(struct chain *chain, struct kvt_alloc_entry *entries)
+{
+    const struct kvt_msg_alloc *request = chain->request;
+    struct kvt_store *store = chain->store;
+
+    for (uint32_t i = 0; i < request->msg.count; i++) {
+        struct kvt_full_key full;
+        uint32_t entry;
+
+        kvt_key_full(store, chain->ns, &request->keys[i], &full);
+        entries[i].status = alloc_key(chain, &full, &entries[i]);
+        if (entries[i].status == KVT_E_DROPPED) {
+            entry = kvt_entry_find(store, &full);
+            if (entry == KVT_INDEX_NONE || !kvt_index_present(kvt_index_at(&store->index, entry)))
+                chain->broken = true;
+        }
+        chain->parent = full;
+        chain->has_parent = true;
+    }
+}
+
+static bool alloc_valid(const struct kvt_store *store, const struct kvt_msg_alloc *request,
+                        uint32_t ns)
+{
+    return request->map >= 1 && request->map <= 6 && request->parent_len <= KVT_HASH_BYTES_MAX &&
+           kvt_namespace_record_bytes(&store->spaces, ns, request->map) != 0;
+}
+
+void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    const struct kvt_msg_alloc *request = (const struct kvt_msg_alloc *)msg;
+    struct chain chain = {.store = store, .request = request, .client = client, .ns = msg->ns - 1};
+    struct kvt_msg_alloc_reply *reply;
+    int32_t refusal = 0;
+
+    if (!alloc_valid(store, request, chain.ns)) {
+        kvt_reply_status(store, client, msg->op, msg->cookie, KVT_E_INVAL);
+        return;
+    }
+    reply = (struct kvt_msg_alloc_reply *)kvt_reply_begin(
+        store, msg, sizeof(*reply) + msg->count * sizeof(reply->entries[0]));
+    reply->msg.count = msg->count;
+    if (!store->enabled)
+        refusal = KVT_E_MISS;
+    else if (kvt_namespace_at(&store->spaces, chain.ns)->purging || store->closing)
+        refusal = KVT_E_DROPPED;
+    if (refusal) {
+        store->counts.off_requests += !store->enabled;
+        for (uint32_t i = 0; i < msg->count; i++)
+            reply->entries[i].status = refusal;
+    } else {
+        if (request->parent_len && msg->count) {
+            struct kvt_msg_key parent = request->keys[0];
+
+            memcpy(parent.hash, request->parent, sizeof(parent.hash));
+            parent.hash_len = request->parent_len;
+            kvt_key_full(store, chain.ns, &parent, &chain.parent);
+            chain.has_parent = true;
+        }
+        alloc_chain(&chain, reply->entries);
+    }
+    kvt_reply_send(store, client, &reply->msg);
+}
+
+/* The header in the slot must say what was granted; a copy is checked, the client may still write.
+ */
+static int header_check(const struct kvt_store *store, uint32_t slot, uint64_t checksum)
+{
+    const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+    struct kvt_record_header header;
+    int err;
+
+    memcpy(&header, kvt_slot_bytes(store, slot), sizeof(header));
+    err = kvt_record_header_check(&header);
+    if (err)
+        return err;
+    if (memcmp(&header.key, &s->key, sizeof(s->key)) != 0 || header.map != s->map ||
+        header.record_bytes != s->record_bytes || header.sequence != s->sequence ||
+        header.checksum != checksum || checksum == 0)
+        return KVT_E_CORRUPT;
+    return 0;
+}
+
+/* Make the slot the block of its entry, in place of a lower one. */
+static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    bool pinned = e->pinned;
+
+    if (kvt_index_present(e)) {
+        store->counts.commit_replaced++;
+        kvt_entry_set_pinned(store, entry, false);
+        if (e->slot != KVT_INDEX_NONE)
+            kvt_entry_drop_slot(store, entry, false);
+        kvt_entry_clear_disk(store, entry);
+    }
+    e->map = s->map & 0xfu;
+    kvt_slot_move(&store->slots, slot, KVT_SLOT_VALID);
+    kvt_entry_attach(store, entry, slot);
+    e->filling--;
+    if (kvt_slot_region(&store->slots, slot) == KVT_REGION_CACHE)
+        kvt_policy_enter(&store->policy, slot);
+    if (pinned) {
+        if (store->pinned_bytes + s->record_bytes <= store->params.pin_bytes_max)
+            kvt_entry_set_pinned(store, entry, true);
+        else
+            store->counts.pin_refused++;
+    }
+    if (store->disk_count)
+        kvt_writes_queue(store, slot, false);
+    store->counts.commit_ok++;
+}
+
+static int32_t commit_one(struct kvt_store *store, uint32_t client, const struct kvt_slot_ref *ref)
+{
+    struct kvt_slot *s;
+    uint32_t entry;
+    const struct kvt_index_entry *e;
+    int32_t status = 0;
+
+    if (!kvt_slots_alive(&store->slots, ref->slot, ref->generation) ||
+        !kvt_slot_at(&store->slots, ref->slot)->filler ||
+        !kvt_slot_unhold(&store->slots, ref->slot, client)) {
+        store->counts.commit_stale++;
+        return KVT_E_STALE;
+    }
+    s = kvt_slot_at(&store->slots, ref->slot);
+    s->filler = 0;
+    entry = s->entry;
+    if (s->state == KVT_SLOT_DOOMED) { /* purged while it was being filled */
+        kvt_slot_settle(store, ref->slot);
+        return KVT_E_CANCELED;
+    }
+    e = kvt_index_at(&store->index, entry);
+    status = header_check(store, ref->slot, ref->checksum);
+    if (status) {
+        store->counts.commit_bad++;
+    } else if (kvt_index_present(e) && (!kvt_entry_is(store, entry, &s->key) ||
+                                        kvt_level_of_map(e->map) >= kvt_level_of_map(s->map))) {
+        store->counts.commit_lost++;
+        status = KVT_E_EXISTS;
+    }
+    if (status) {
+        kvt_slot_abandon(store, ref->slot);
+        return status;
+    }
+    s->checksum = ref->checksum;
+    publish(store, ref->slot, entry);
+    kvt_slot_settle(store, ref->slot);
+    return 0;
+}
+
+void kvt_handle_commit(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    const struct kvt_msg_slots *request = (const struct kvt_msg_slots *)msg;
+    struct kvt_msg_slots *reply = (struct kvt_msg_slots *)kvt_reply_begin(store, msg, msg->bytes);
+
+    reply->msg.count = msg->count;
+    for (uint32_t i = 0; i < msg->count; i++) {
+        reply->slots[i] = request->slots[i];
+        reply->slots[i].status = commit_one(store, client, &request->slots[i]);
+    }
+    if (msg->cookie)
+        kvt_reply_send(store, client, &reply->msg);
+}
+
+void kvt_handle_abort(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    const struct kvt_msg_slots *request = (const struct kvt_msg_slots *)msg;
+
+    for (uint32_t i = 0; i < msg->count; i++) {
+        const struct kvt_slot_ref *ref = &request->slots[i];
+        struct kvt_slot *s;
+
+        if (!kvt_slots_alive(&store->slots, ref->slot, ref->generation) ||
+            !kvt_slot_at(&store->slots, ref->slot)->filler ||
+            !kvt_slot_unhold(&store->slots, ref->slot, client)) {
+            store->counts.commit_stale++;
+            continue;
+        }
+        s = kvt_slot_at(&store->slots, ref->slot);
+        s->filler = 0;
+        store->counts.commit_aborted++;
+        if (s->state == KVT_SLOT_DOOMED)
+            kvt_slot_settle(store, ref->slot);
+        else
+            kvt_slot_abandon(store, ref->slot);
+    }
+    if (msg->cookie)
+        kvt_reply_status(store, client, msg->op, msg->cookie, 0);
+}

@@ -1,0 +1,204 @@
+/* Coupling of the three places where a block is known: its index entry, its slot in DRAM, its place
+ * on disk. Everything that changes one of them goes through here, so the rules of store_impl.h and
+ * the counts (children, pins, lists of segments, bytes) hold after every function.
+ * Threads: the store's owner. Does not decide what goes; never calls the log.
+ */
+#include <string.h>
+
+#include "store/store_impl.h"
+
+uint32_t kvt_entry_find(const struct kvt_store *store, const struct kvt_full_key *key)
+{
+    return kvt_index_find(&store->index, kvt_index_fingerprint(&store->index, key));
+}
+
+uint32_t kvt_entry_get(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key)
+{
+    struct kvt_fp fp = kvt_index_fingerprint(&store->index, key);
+    uint32_t entry = kvt_index_find(&store->index, fp);
+
+    if (entry != KVT_INDEX_NONE)
+        return entry;
+    entry = kvt_index_insert(&store->index, fp);
+    if (entry == KVT_INDEX_NONE && kvt_room_entry(store))
+        entry = kvt_index_insert(&store->index, fp);
+    if (entry == KVT_INDEX_NONE)
+        return entry;
+    kvt_index_at(&store->index, entry)->ns = ns & 0xfffu;
+    kvt_namespace_at(&store->spaces, ns)->blocks++;
+    return entry;
+}
+
+bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kvt_full_key *key)
+{
+    uint32_t slot = kvt_index_at(&store->index, entry)->slot;
+
+    return slot == KVT_INDEX_NONE ||
+           memcmp(&kvt_slot_at(&store->slots, slot)->key, key, sizeof(*key)) == 0;
+}
+
+uint32_t kvt_entry_bytes(const struct kvt_store *store, uint32_t entry)
+{
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+
+    return kvt_namespace_record_bytes(&store->spaces, e->ns, e->map);
+}
+
+void kvt_entry_settle(struct kvt_store *store, uint32_t entry)
+{
+    while (entry != KVT_INDEX_NONE) {
+        struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+        uint32_t parent = e->parent;
+
+        if (!kvt_index_present(e) && e->pinned)
+            kvt_entry_set_pinned(store, entry, false);
+        if (kvt_index_present(e) || e->filling || e->children)
+            return;
+        kvt_namespace_at(&store->spaces, e->ns)->blocks--;
+        kvt_index_remove(&store->index, entry);
+        entry = parent;
+    }
+}
+
+/* The number of a parent's DRAM children has changed. */
+static void parent_settle(struct kvt_store *store, uint32_t entry, bool at_tail)
+{
+    uint32_t parent = kvt_index_at(&store->index, entry)->parent;
+
+    if (parent == KVT_INDEX_NONE || kvt_index_at(&store->index, parent)->slot == KVT_INDEX_NONE)
+        return;
+    kvt_policy_settle(&store->policy, kvt_index_at(&store->index, parent)->slot, at_tail);
+}
+
+void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot)
+{
+    kvt_slot_at(&store->slots, slot)->entry = entry;
+    kvt_index_set_slot(&store->index, entry, slot);
+    parent_settle(store, entry, false);
+}
+
+void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
+{
+    uint32_t slot = kvt_index_at(&store->index, entry)->slot;
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    if (s->write == KVT_WRITE_QUEUED)
+        kvt_writes_unqueue(store, slot);
+    kvt_policy_leave(&store->policy, slot);
+    kvt_index_set_slot(&store->index, entry, KVT_INDEX_NONE);
+    s->entry = KVT_NO_NUMBER;
+    if (s->pins)
+        kvt_slot_move(&store->slots, slot, KVT_SLOT_DOOMED);
+    else
+        kvt_slot_free(store, slot);
+    parent_settle(store, entry, evicting);
+}
+
+bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
+                        struct kvt_l2_where where)
+{
+    struct kvt_store_disk *disk = &store->disks[root];
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+
+    if (where.segment >= disk->segments || where.page > KVT_INDEX_PAGE_MAX)
+        return false;
+    e->on_disk = 1;
+    e->root = root & 0xfu;
+    e->segment = where.segment & KVT_INDEX_SEGMENT_MAX;
+    e->page = where.page & KVT_INDEX_PAGE_MAX;
+    e->next = disk->heads[where.segment] & KVT_INDEX_NONE;
+    disk->heads[where.segment] = entry;
+    disk->pinned[where.segment] += e->pinned;
+    store->disk_blocks++;
+    return true;
+}
+
+void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry)
+{
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    struct kvt_store_disk *disk = &store->disks[e->root];
+    uint32_t at = disk->heads[e->segment];
+
+    if (!e->on_disk)
+        return;
+    if (at == entry) {
+        disk->heads[e->segment] = e->next;
+    } else {
+        while (kvt_index_at(&store->index, at)->next != entry)
+            at = kvt_index_at(&store->index, at)->next;
+        kvt_index_at(&store->index, at)->next = e->next;
+    }
+    e->next = KVT_INDEX_NONE;
+    e->on_disk = 0;
+    disk->pinned[e->segment] -= e->pinned;
+    store->disk_blocks--;
+}
+
+void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned)
+{
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    uint32_t bytes = kvt_entry_bytes(store, entry);
+
+    if (e->pinned == pinned)
+        return;
+    e->pinned = pinned;
+    store->pinned_bytes += pinned ? bytes : -(uint64_t)bytes;
+    store->pinned_blocks += pinned ? 1 : -(uint64_t)1;
+    if (e->on_disk)
+        store->disks[e->root].pinned[e->segment] += pinned ? 1 : -1u;
+    if (e->slot != KVT_INDEX_NONE)
+        kvt_policy_settle(&store->policy, e->slot, false);
+}
+
+void kvt_slot_free(struct kvt_store *store, uint32_t slot)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    if (s->staged)
+        store->staged_bytes -= s->record_bytes;
+    kvt_slot_move(&store->slots, slot, KVT_SLOT_FREE);
+}
+
+void kvt_slot_settle(struct kvt_store *store, uint32_t slot)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    if (s->pins || s->state == KVT_SLOT_FILLING || s->state == KVT_SLOT_READING) {
+        kvt_policy_settle(&store->policy, slot, false);
+        return;
+    }
+    if (s->state == KVT_SLOT_DOOMED) {
+        kvt_slot_free(store, slot);
+        return;
+    }
+    if (kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING) {
+        uint32_t entry = s->entry;
+
+        if (s->write == KVT_WRITE_QUEUED || s->write == KVT_WRITE_GOING)
+            return;
+        if (s->write == KVT_WRITE_DROPPED) { /* not written, and no place to stay */
+            store->counts.lost_no_dram++;
+            store->lost_since_flush = 1;
+        }
+        kvt_entry_drop_slot(store, entry, false);
+        kvt_entry_settle(store, entry);
+        return;
+    }
+    kvt_policy_settle(&store->policy, slot, false);
+}
+
+void kvt_slot_abandon(struct kvt_store *store, uint32_t slot)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+    uint32_t entry = s->entry;
+
+    s->entry = KVT_NO_NUMBER;
+    if (s->pins)
+        kvt_slot_move(&store->slots, slot, KVT_SLOT_DOOMED);
+    else
+        kvt_slot_free(store, slot);
+    if (entry == KVT_NO_NUMBER)
+        return;
+    kvt_index_at(&store->index, entry)->filling--;
+    kvt_entry_settle(store, entry);
+}

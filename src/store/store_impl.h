@@ -1,0 +1,318 @@
+/* The store's own structure, shared by its files (store*.c) and by nobody else.
+ *
+ *   store.c          open, run, close            store_load.c   ACQUIRE, CANCEL, RELEASE, PREFETCH
+ *   store_handle.c   checks a message, calls     store_read.c   reads in flight
+ *   store_entry.c    entry <-> slot <-> disk     store_write.c  write queue, batches, FLUSH
+ *   store_room.c     makes room: evict, reclaim  store_purge.c  PURGE
+ *   store_query.c    LOOKUP, TOUCH, PIN, NS_OPEN store_stats.c  STAT, stats file
+ *   store_alloc.c    ALLOC, COMMIT, ABORT        store_recover.c, store_check.c
+ *
+ * Rules
+ *  1. An entry's slot is VALID or READING and names the entry back; FILLING slots name the entry,
+ *     which only counts them.
+ *  2. An entry's DRAM copy and disk copy are the same record.
+ *  3. Callbacks of the log change index and slots at most; they never call the log.
+ *  4. Whatever may change whether a slot can leave or stay ends with kvt_slot_settle().
+ */
+#ifndef KVT_STORE_STORE_IMPL_H
+#define KVT_STORE_STORE_IMPL_H
+
+#include "store/l2.h"
+#include "store/namespaces.h"
+#include "store/policy.h"
+#include "store/store.h"
+
+#define KVT_STORE_HOLDS 32768u   /* grants and fills that clients hold at once */
+#define KVT_STORE_LOADS 256u     /* ACQUIRE and PREFETCH requests in progress */
+#define KVT_STORE_ITEMS 16384u   /* keys of them */
+#define KVT_STORE_READS 64u      /* reads in flight, all roots */
+#define KVT_STORE_READ_AHEAD 32u /* blocks of one request read and not yet granted */
+#define KVT_STORE_PREFETCH_READS 16u
+#define KVT_STORE_FLUSHES 64u
+#define KVT_STORE_PURGES 8u
+#define KVT_STORE_BATCH_RECORDS 256u
+#define KVT_STORE_BATCH_BYTES_MIN (1u << 20) /* below it a batch waits for more, shortly */
+#define KVT_STORE_BATCH_BYTES_MAX (16u << 20)
+#define KVT_STORE_GATHER_NS 5000000ll       /* 5 ms: a chain's messages arrive within it */
+#define KVT_STORE_SLOT_WAIT_NS 1000000000ll /* a load waits that long for a slot, then drops */
+#define KVT_STORE_STATS_PERIOD_NS 2000000000ll
+#define KVT_STORE_STATS_BYTES 16384u
+#define KVT_STORE_SEQUENCE_AHEAD 65536u
+#define KVT_STORE_SCAN_ENTRIES 8192u /* index entries looked at by background work per run */
+#define KVT_NO_NUMBER UINT32_MAX
+
+struct kvt_store_disk { /* one root */
+    struct kvt_store *store;
+    struct kvt_l2 *l2;
+    struct kvt_io *io;
+    uint32_t number;
+    uint32_t *heads;  /* first entry of each segment's list */
+    uint32_t *pinned; /* entries pinned by kvt_pin in each segment */
+    uint32_t segments;
+    uint64_t cap_bytes;
+};
+
+enum kvt_item_state { KVT_ITEM_WAIT, KVT_ITEM_READING, KVT_ITEM_READY, KVT_ITEM_MISS };
+
+struct kvt_load_item { /* one key of a load */
+    struct kvt_msg_key key;
+    uint32_t next;        /* of the request; free list */
+    uint32_t waiter_next; /* of the slot */
+    uint32_t load;
+    uint32_t slot;
+    uint32_t index;
+    uint8_t state;
+    uint8_t tier;
+};
+
+struct kvt_load { /* an ACQUIRE or a PREFETCH in progress */
+    uint64_t cookie;
+    int64_t deadline_ns;
+    int64_t blocked_ns; /* since when it lacks a slot; 0: it does not */
+    uint32_t client;
+    uint32_t ns;
+    uint32_t first; /* next item to grant */
+    uint32_t start; /* next item to start */
+    uint32_t ahead; /* items started from disk and not yet granted */
+    uint32_t prev, next;
+    uint8_t min_level;
+    uint8_t prefetch;
+    uint8_t cut; /* a block was missing: nothing more is started */
+};
+
+struct kvt_load_list {
+    uint32_t head; /* oldest */
+    uint32_t tail;
+};
+
+struct kvt_store_read {
+    struct kvt_l2_read read;
+    struct kvt_store *store;
+    struct kvt_store_read *next; /* free list, done list */
+    uint32_t slot;
+    uint8_t root;
+    uint8_t prefetch;
+};
+
+struct kvt_store_write {
+    struct kvt_l2_write write;
+    struct kvt_store *store;
+    struct kvt_store_write *next; /* free list, erase list */
+    uint32_t slot;
+    uint32_t root;
+    uint32_t ticket;
+    uint8_t busy;
+};
+
+struct kvt_store_flush {
+    struct kvt_store *store;
+    uint64_t cookie;
+    uint32_t client;
+    uint32_t ticket; /* everything queued up to it must be done */
+    uint32_t syncs;  /* roots still to sync */
+    int status;
+    uint8_t state; /* 0 free, 1 waits for writes, 2 waits for syncs */
+    uint8_t asked[KVT_STORE_ROOTS_MAX];
+};
+
+struct kvt_store_purge {
+    struct kvt_store *store;
+    uint64_t cookie;
+    uint64_t removed;
+    uint32_t client;
+    uint32_t ns;
+    uint32_t cursor;                   /* next index entry to look at; namespace purges only */
+    uint32_t count;                    /* journal items */
+    uint8_t done[KVT_STORE_ROOTS_MAX]; /* journaled there */
+    uint8_t going[KVT_STORE_ROOTS_MAX];
+    struct kvt_store_purge *self[KVT_STORE_ROOTS_MAX]; /* callback contexts, one per root */
+    int status;
+    uint8_t used;
+    uint8_t whole; /* namespace */
+    struct kvt_journal_item *items;
+};
+
+struct kvt_store {
+    struct kvt_store_params params;
+    struct kvt_index index;
+    struct kvt_slots slots;
+    struct kvt_policy policy;
+    struct kvt_namespaces spaces;
+    struct kvt_store_disk disks[KVT_STORE_ROOTS_MAX];
+    uint32_t disk_count;
+    uint64_t sequence_next;
+    uint64_t sequence_reserved;
+    uint32_t record_bytes_min; /* smallest and largest of all namespaces opened */
+    uint32_t record_bytes_max;
+    int enabled;
+    int closing;
+    int again; /* a callback of the log has left work: run again at once */
+
+    uint64_t *recover_sequence; /* by entry, while recovery lasts */
+    uint64_t *recover_generation;
+    uint32_t recover_capacity;
+
+    struct kvt_slot_list write_queue; /* oldest at the tail */
+    struct kvt_store_write *writes;
+    struct kvt_store_write *write_free;
+    struct kvt_store_write *write_erase; /* landed after their block had gone */
+    uint32_t write_count;
+    uint32_t writes_going;
+    uint32_t ticket_next;
+    int64_t gather_since_ns;
+    uint32_t write_root;   /* whose turn it is */
+    uint64_t staged_bytes; /* of staging slots that stores took */
+    int lost_since_flush;
+
+    struct kvt_load loads[KVT_STORE_LOADS];
+    uint32_t load_free;
+    struct kvt_load_list acquires;
+    struct kvt_load_list prefetches;
+    struct kvt_load_item *items;
+    uint32_t item_free;
+    uint32_t items_used;
+    struct kvt_store_read reads[KVT_STORE_READS];
+    struct kvt_store_read *read_free;
+    struct kvt_store_read *read_done;
+    uint32_t reads_going;
+    uint32_t prefetch_going;
+
+    struct kvt_store_flush flushes[KVT_STORE_FLUSHES];
+    struct kvt_store_purge purges[KVT_STORE_PURGES];
+    struct kvt_journal_item *purge_items;
+    uint32_t sweep_cursor;
+    uint32_t sweep_found; /* orphans of this pass */
+    int sweep_on;
+    uint32_t clock_cursor; /* reclaiming index entries */
+    uint64_t pinned_bytes;
+    uint64_t pinned_blocks;
+    uint64_t disk_blocks;
+
+    struct kvt_store_stats counts; /* counters only; gauges are computed */
+    uint64_t activity;             /* anything that may have changed a number */
+    struct kvt_store_statfile *statfile;
+
+    struct kvt_fp fps[KVT_MSG_KEYS_MAX];
+    uint32_t found[KVT_MSG_KEYS_MAX];
+    _Alignas(8) uint8_t reply[KVT_MSG_BYTES_MAX];
+};
+
+/* ---- store_handle.c */
+/* A zeroed reply of `bytes` (rounded up to 8) in store->reply, header filled from the request. */
+struct kvt_msg *kvt_reply_begin(struct kvt_store *store, const struct kvt_msg *msg, size_t bytes);
+void kvt_reply_send(struct kvt_store *store, uint32_t client, struct kvt_msg *reply);
+/* A reply of the header alone. */
+void kvt_reply_status(struct kvt_store *store, uint32_t client, uint16_t op, uint64_t cookie,
+                      int32_t status);
+void kvt_key_full(const struct kvt_store *store, uint32_t ns, const struct kvt_msg_key *key,
+                  struct kvt_full_key *out);
+
+static inline int kvt_level_of_map(unsigned map)
+{
+    return map <= 6 ? (int)map : 0; /* uniform maps; others arrive with profiles */
+}
+
+static inline int64_t kvt_store_now(const struct kvt_store *store)
+{
+    return kvt_clock_now(&store->params.clock);
+}
+
+static inline uint8_t *kvt_slot_bytes(const struct kvt_store *store, uint32_t slot)
+{
+    return (uint8_t *)store->params.arena + kvt_slot_offset(&store->slots, slot);
+}
+
+/* ---- store_entry.c: coupling of entries, slots and places on disk */
+uint32_t kvt_entry_find(const struct kvt_store *store, const struct kvt_full_key *key);
+/* Find or insert, reclaiming when the index is full. KVT_INDEX_NONE: no room. */
+uint32_t kvt_entry_get(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key);
+/* false: the entry's slot proves that it belongs to another key of the same fingerprint. */
+bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kvt_full_key *key);
+/* Remove the entry, and its ancestors, as far as they have neither copy nor children. */
+void kvt_entry_settle(struct kvt_store *store, uint32_t entry);
+uint32_t kvt_entry_bytes(const struct kvt_store *store, uint32_t entry);
+void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot);
+/* Take the slot out of its entry: freed, or doomed while pinned. The entry is not settled. */
+void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting);
+bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
+                        struct kvt_l2_where where);
+void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry);
+void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned);
+/* Pins or queues of a slot have changed: free it, queue it for eviction, or park it. */
+void kvt_slot_settle(struct kvt_store *store, uint32_t slot);
+void kvt_slot_free(struct kvt_store *store, uint32_t slot);
+/* A FILLING slot ends without COMMIT (the hold is released by the caller). */
+void kvt_slot_abandon(struct kvt_store *store, uint32_t slot);
+
+/* ---- store_room.c: making room */
+enum kvt_room { KVT_ROOM_STORE, KVT_ROOM_LOAD, KVT_ROOM_PREFETCH };
+/* A slot in state FILLING or READING, evicting as needed; KVT_SLOT_NONE. */
+uint32_t kvt_room_slot(struct kvt_store *store, uint32_t record_bytes, enum kvt_room purpose);
+/* Free one index entry. false: nothing may go. */
+bool kvt_room_entry(struct kvt_store *store);
+/* A bounded step of dropping blocks that no chain reaches any more. */
+void kvt_room_sweep(struct kvt_store *store);
+
+/* ---- messages; checked by store_handle.c */
+void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_pin(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_commit(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_abort(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_acquire(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_cancel(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_release(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_prefetch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_stat(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+
+/* ---- store_load.c */
+__attribute__((warn_unused_result)) int kvt_loads_init(struct kvt_store *store);
+void kvt_loads_destroy(struct kvt_store *store);
+/* Start reads, grant what is ready, end what is late. Returns the next time to run. */
+int64_t kvt_loads_run(struct kvt_store *store);
+void kvt_loads_client_gone(struct kvt_store *store, uint32_t client);
+void kvt_loads_end_all(struct kvt_store *store, int status);
+
+/* ---- store_read.c */
+void kvt_reads_init(struct kvt_store *store);
+/* Read an entry's record into a READING slot that is pinned for the read. false: no read node. */
+bool kvt_reads_start(struct kvt_store *store, uint32_t entry, uint32_t slot, bool prefetch);
+/* Handle the reads that have ended. */
+void kvt_reads_run(struct kvt_store *store);
+
+/* ---- store_write.c */
+__attribute__((warn_unused_result)) int kvt_writes_init(struct kvt_store *store);
+void kvt_writes_destroy(struct kvt_store *store);
+/* A block has been committed: queue it for the disk, or note that it was dropped. */
+void kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound);
+/* Blocks in DRAM that have no copy on disk get another chance. */
+void kvt_writes_queue_dropped(struct kvt_store *store);
+void kvt_writes_unqueue(struct kvt_store *store, uint32_t slot);
+int64_t kvt_writes_run(struct kvt_store *store);
+
+/* ---- store_flush.c */
+void kvt_flushes_run(struct kvt_store *store);
+bool kvt_flushes_waiting(const struct kvt_store *store); /* for writes: batches go out at once */
+void kvt_flushes_end_all(struct kvt_store *store, int status);
+void kvt_flushes_note(struct kvt_store *store, uint32_t ticket, int status);
+
+/* ---- store_purge.c */
+__attribute__((warn_unused_result)) int kvt_purges_init(struct kvt_store *store);
+void kvt_purges_destroy(struct kvt_store *store);
+/* Returns whether it wants to run again at once. */
+bool kvt_purges_run(struct kvt_store *store);
+void kvt_purges_end_all(struct kvt_store *store, int status);
+
+/* ---- store_stats.c */
+__attribute__((warn_unused_result)) int kvt_statfile_open(struct kvt_store *store);
+void kvt_statfile_close(struct kvt_store *store); /* after the log has closed */
+int64_t kvt_statfile_run(struct kvt_store *store);
+
+/* ---- store_recover.c */
+__attribute__((warn_unused_result)) int kvt_recover(struct kvt_store *store, uint32_t *bad_root);
+
+#endif

@@ -1,0 +1,219 @@
+/* PURGE: blocks that are gone now and stay gone after a restart.
+ *
+ *   asked -> every root journals "records of these keys (this namespace) below sequence s are gone"
+ *         -> blocks leave DRAM and index, slots being filled are doomed, bytes on disk are erased
+ *         -> all journals durable, all entries seen -> answer with the number of blocks removed
+ * A record of a purged block that is on its way to the disk has a sequence below s as well: it does
+ * not come back either, and store_write.c erases it when it lands.
+ * A namespace is walked in steps (one per run); meanwhile everything in it is a miss and ALLOC in
+ * it is refused.
+ * Threads: the store's owner. Allocates at open only.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "store/store_impl.h"
+
+int kvt_purges_init(struct kvt_store *store)
+{
+    store->purge_items =
+        calloc((size_t)KVT_STORE_PURGES * KVT_MSG_KEYS_MAX, sizeof(*store->purge_items));
+    if (!store->purge_items)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
+        store->purges[i].items = store->purge_items + (size_t)i * KVT_MSG_KEYS_MAX;
+    return 0;
+}
+
+void kvt_purges_destroy(struct kvt_store *store)
+{
+    free(store->purge_items);
+    store->purge_items = NULL;
+}
+
+static void remove_block(struct kvt_store *store, struct kvt_store_purge *purge, uint32_t entry)
+{
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+
+    if (!kvt_index_present(e))
+        return;
+    purge->removed++;
+    store->counts.purged_blocks++;
+    if (e->slot != KVT_INDEX_NONE)
+        kvt_entry_drop_slot(store, entry, false);
+    if (e->on_disk) {
+        struct kvt_l2_where where = {.segment = e->segment, .page = e->page};
+        uint32_t root = e->root;
+
+        kvt_entry_clear_disk(store, entry);
+        kvt_l2_erase(store->disks[root].l2, where, kvt_entry_bytes(store, entry) / KVT_PAGE_BYTES);
+    }
+    kvt_entry_settle(store, entry);
+}
+
+/* Slots that are being filled for what is purged: their COMMIT will be refused. */
+static void doom_fills(struct kvt_store *store, const struct kvt_store_purge *purge)
+{
+    for (uint32_t slot = 0;
+         slot < store->slots.arena.touched && store->slots.in_state[KVT_SLOT_FILLING]; slot++) {
+        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+        bool meant = false;
+
+        if (s->state != KVT_SLOT_FILLING)
+            continue;
+        if (purge->whole)
+            meant = kvt_index_at(&store->index, s->entry)->ns == purge->ns;
+        for (uint32_t i = 0; !purge->whole && i < purge->count && !meant; i++)
+            meant = memcmp(&s->key, &purge->items[i].key, sizeof(s->key)) == 0;
+        if (meant)
+            kvt_slot_abandon(store, slot);
+    }
+}
+
+static void journal_done(void *ctx, int status)
+{
+    struct kvt_store_purge *purge = *(struct kvt_store_purge **)ctx;
+    uint32_t root = (uint32_t)((struct kvt_store_purge **)ctx - purge->self);
+
+    purge->store->again = 1;
+    purge->going[root] = 0;
+    purge->done[root] = 1;
+    if (status && !purge->status)
+        purge->status = status;
+}
+
+static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
+                  const struct kvt_msg_keys *request)
+{
+    struct kvt_namespace *ns = kvt_namespace_at(&store->spaces, purge->ns);
+
+    if (purge->whole) {
+        memset(&purge->items[0], 0, sizeof(purge->items[0]));
+        purge->items[0].kind = KVT_JOURNAL_PURGE_NS;
+        memcpy(purge->items[0].key.ns, ns->id, KVT_NS_BYTES);
+        purge->items[0].value = store->sequence_next;
+        purge->count = 1;
+        ns->purging++;
+    }
+    for (uint32_t i = 0; i < request->msg.count; i++) {
+        struct kvt_journal_item *item = &purge->items[i];
+
+        memset(item, 0, sizeof(*item));
+        item->kind = KVT_JOURNAL_PURGE_KEY;
+        kvt_key_full(store, purge->ns, &request->keys[i], &item->key);
+        item->value = store->sequence_next;
+        purge->count++;
+    }
+    doom_fills(store, purge);
+    for (uint32_t i = 0; i < request->msg.count; i++) {
+        uint32_t entry = kvt_entry_find(store, &purge->items[i].key);
+
+        if (entry != KVT_INDEX_NONE && kvt_entry_is(store, entry, &purge->items[i].key))
+            remove_block(store, purge, entry);
+    }
+}
+
+void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    struct kvt_store_purge *purge = store->purges;
+    struct kvt_journal_item *items;
+
+    while (purge < store->purges + KVT_STORE_PURGES && purge->used)
+        purge++;
+    if (purge == store->purges + KVT_STORE_PURGES) {
+        kvt_reply_status(store, client, msg->op, msg->cookie, -EAGAIN);
+        return;
+    }
+    items = purge->items;
+    *purge = (struct kvt_store_purge){.store = store,
+                                      .cookie = msg->cookie,
+                                      .client = client,
+                                      .ns = msg->ns - 1,
+                                      .used = 1,
+                                      .whole = msg->count == 0,
+                                      .items = items};
+    for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++)
+        purge->self[i] = purge;
+    begin(store, purge, (const struct kvt_msg_keys *)msg);
+}
+
+/* A step through the index. Returns whether all of it has been seen. */
+static bool walk(struct kvt_store *store, struct kvt_store_purge *purge)
+{
+    struct kvt_namespace *ns = kvt_namespace_at(&store->spaces, purge->ns);
+    uint32_t end;
+
+    if (!purge->whole)
+        return true;
+    end = KVT_MIN(store->index.touched, purge->cursor + KVT_STORE_SCAN_ENTRIES);
+    for (; purge->cursor < end; purge->cursor++) {
+        const struct kvt_index_entry *e = kvt_index_at(&store->index, purge->cursor);
+
+        if (e->used && e->ns == purge->ns)
+            remove_block(store, purge, purge->cursor);
+    }
+    if (purge->cursor < store->index.touched)
+        return false;
+    purge->whole = 0;
+    ns->purging--;
+    return true;
+}
+
+static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
+{
+    bool all = true;
+
+    for (uint32_t root = 0; root < store->disk_count; root++) {
+        int err;
+
+        if (purge->done[root])
+            continue;
+        all = false;
+        if (purge->going[root])
+            continue;
+        purge->going[root] = 1;
+        err = kvt_l2_journal(store->disks[root].l2, purge->items, purge->count, journal_done,
+                             &purge->self[root]);
+        if (err == -EAGAIN)
+            purge->going[root] = 0; /* another purge's turn */
+        else if (err)
+            journal_done(&purge->self[root], err);
+    }
+    return all;
+}
+
+bool kvt_purges_run(struct kvt_store *store)
+{
+    bool again = false;
+
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
+        struct kvt_store_purge *purge = &store->purges[i];
+        bool seen;
+
+        if (!purge->used)
+            continue;
+        seen = walk(store, purge);
+        again = again || !seen;
+        if (!journaled(store, purge) || !seen)
+            continue;
+        purge->used = 0;
+        kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie,
+                         purge->status ? purge->status
+                                       : (int32_t)KVT_MIN(purge->removed, (uint64_t)INT32_MAX));
+    }
+    return again;
+}
+
+void kvt_purges_end_all(struct kvt_store *store, int status)
+{
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
+        struct kvt_store_purge *purge = &store->purges[i];
+
+        if (purge->used)
+            kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie, status);
+        purge->used = 0;
+    }
+}

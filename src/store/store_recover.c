@@ -1,0 +1,220 @@
+/* Opening the roots: what the logs find becomes the index; what they recycle leaves it.
+ *
+ * While recovery lasts, each entry's sequence is kept aside (the index has no room for it): of two
+ * records of one key the higher sequence counts. A parent that has not been found yet is a ghost
+ * entry until it is; parents that never turn up leave their descendants to the sweep.
+ * Threads: the store's owner; recovery may allocate, the callbacks afterwards do not.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "store/store_impl.h"
+
+#define RECOVER_LINK_STEPS 65536u
+#define CAPACITY_FIRST 1024u
+
+static void evicted(void *ctx, uint32_t segment)
+{
+    struct kvt_store_disk *disk = ctx;
+    struct kvt_store *store = disk->store;
+    uint32_t entry;
+
+    if (segment >= disk->segments)
+        return;
+    store->counts.evict_disk_segments++;
+    while ((entry = disk->heads[segment]) != KVT_INDEX_NONE) {
+        store->counts.evict_disk_blocks++;
+        store->sweep_on |= kvt_index_at(&store->index, entry)->children > 0;
+        kvt_entry_clear_disk(store, entry);
+        kvt_entry_settle(store, entry);
+    }
+}
+
+static bool may_evict(void *ctx, uint32_t segment)
+{
+    const struct kvt_store_disk *disk = ctx;
+
+    return segment >= disk->segments || !disk->pinned[segment];
+}
+
+static int grow_words(void **array, uint32_t from, uint32_t to, size_t size)
+{
+    uint8_t *grown = realloc(*array, (size_t)to * size);
+
+    if (!grown)
+        return -ENOMEM;
+    memset(grown + (size_t)from * size, 0, (size_t)(to - from) * size);
+    *array = grown;
+    return 0;
+}
+
+static int segments_grow(struct kvt_store_disk *disk, uint32_t segments)
+{
+    if (segments <= disk->segments)
+        return 0;
+    if (segments > KVT_INDEX_SEGMENT_MAX + 1)
+        return KVT_E_LIMIT;
+    if (grow_words((void **)&disk->heads, disk->segments, segments, sizeof(uint32_t)) ||
+        grow_words((void **)&disk->pinned, disk->segments, segments, sizeof(uint32_t)))
+        return -ENOMEM;
+    for (uint32_t i = disk->segments; i < segments; i++)
+        disk->heads[i] = KVT_INDEX_NONE;
+    disk->segments = segments;
+    return 0;
+}
+
+/* Room for one more entry, and for its sequence. */
+static int entries_grow(struct kvt_store *store)
+{
+    uint32_t capacity = store->index.capacity;
+    int err = 0;
+
+    if (store->index.used + 1 >= capacity && !store->params.blocks_max) {
+        capacity = (uint32_t)KVT_MIN((uint64_t)capacity * 2, (uint64_t)KVT_INDEX_CAPACITY_MAX);
+        err = kvt_index_grow(&store->index, capacity);
+    }
+    if (err || store->recover_capacity >= capacity)
+        return err;
+    err = grow_words((void **)&store->recover_sequence, store->recover_capacity, capacity,
+                     sizeof(uint64_t));
+    if (!err)
+        err = grow_words((void **)&store->recover_generation, store->recover_capacity, capacity,
+                         sizeof(uint64_t));
+    if (!err)
+        store->recover_capacity = capacity;
+    return err;
+}
+
+static uint32_t entry_for(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key)
+{
+    uint32_t entry = kvt_entry_find(store, key);
+
+    if (entry != KVT_INDEX_NONE)
+        return entry;
+    if (entries_grow(store))
+        return KVT_INDEX_NONE;
+    return kvt_entry_get(store, ns, key);
+}
+
+static void link_parent(struct kvt_store *store, uint32_t entry, uint32_t ns,
+                        const struct kvt_entry *record)
+{
+    struct kvt_full_key key = record->key;
+    uint32_t parent;
+
+    if (!record->parent_len || kvt_index_at(&store->index, entry)->parent != KVT_INDEX_NONE)
+        return;
+    memcpy(key.hash, record->parent, sizeof(key.hash));
+    key.hash_len = record->parent_len;
+    parent = entry_for(store, ns, &key);
+    if (parent == KVT_INDEX_NONE)
+        return;
+    if (!kvt_index_link(&store->index, entry, parent, RECOVER_LINK_STEPS))
+        kvt_entry_settle(store, parent);
+}
+
+static bool newer(const struct kvt_store *store, uint32_t entry, uint64_t sequence,
+                  uint64_t generation)
+{
+    if (sequence != store->recover_sequence[entry])
+        return sequence > store->recover_sequence[entry];
+    return generation > store->recover_generation[entry];
+}
+
+static void found(void *ctx, const struct kvt_entry *record, uint32_t segment, uint64_t generation)
+{
+    struct kvt_store_disk *disk = ctx;
+    struct kvt_store *store = disk->store;
+    struct kvt_l2_where where = {.segment = segment, .page = record->page};
+    uint32_t ns = kvt_namespaces_add(&store->spaces, record->key.ns);
+    uint32_t entry;
+
+    if (ns == KVT_NS_NONE || record->map < 1 || record->map > 6 ||
+        !kvt_namespaces_learn(&store->spaces, ns, record->map, record->pages) ||
+        segments_grow(disk, segment + 1)) {
+        store->counts.recovered_bad++;
+        return;
+    }
+    entry = entry_for(store, ns, &record->key);
+    if (entry == KVT_INDEX_NONE) {
+        store->counts.recovered_no_room++;
+        return;
+    }
+    if (kvt_index_at(&store->index, entry)->on_disk) {
+        if (!newer(store, entry, record->sequence, generation))
+            return;
+        kvt_entry_clear_disk(store, entry);
+        store->counts.recovered_blocks--;
+    }
+    if (!kvt_entry_set_disk(store, entry, disk->number, where)) {
+        store->counts.recovered_bad++;
+        kvt_entry_settle(store, entry);
+        return;
+    }
+    kvt_index_at(&store->index, entry)->map = record->map & 0xfu;
+    store->recover_sequence[entry] = record->sequence;
+    store->recover_generation[entry] = generation;
+    store->counts.recovered_blocks++;
+    link_parent(store, entry, ns, record);
+}
+
+static int open_root(struct kvt_store *store, uint32_t number)
+{
+    const struct kvt_store_params *params = &store->params;
+    struct kvt_store_disk *disk = &store->disks[number];
+    struct kvt_l2_stats stats;
+    uint64_t next = 0;
+    struct kvt_l2_params l2 = {
+        .io = params->roots[number].io,
+        .cap_bytes = params->roots[number].cap_bytes,
+        .seed = params->seed + number,
+        .clock = params->clock,
+        .log = params->log,
+        .batch_bytes_max = KVT_STORE_BATCH_BYTES_MAX,
+        .reads_max = KVT_STORE_READS,
+        .found = found,
+        .evicted = evicted,
+        .may_evict = may_evict,
+        .ctx = disk,
+    };
+    int err;
+
+    disk->store = store;
+    disk->number = number;
+    disk->io = l2.io;
+    disk->cap_bytes = l2.cap_bytes;
+    err = kvt_l2_open(&l2, &disk->l2, &next);
+    if (err) {
+        disk->l2 = NULL;
+        return err;
+    }
+    store->sequence_next = KVT_MAX(store->sequence_next, next);
+    kvt_l2_stats(disk->l2, &stats);
+    store->counts.recovered_segments += stats.segments_live;
+    store->counts.recovered_bad += stats.recovered_bad;
+    return segments_grow(disk, kvt_l2_segment_limit(disk->l2));
+}
+
+int kvt_recover(struct kvt_store *store, uint32_t *bad_root)
+{
+    int err = kvt_index_grow(&store->index,
+                             store->params.blocks_max ? store->params.blocks_max : CAPACITY_FIRST);
+
+    store->sequence_next = 1;
+    for (uint32_t i = 0; i < store->params.root_count && !err; i++) {
+        err = entries_grow(store);
+        if (!err)
+            err = open_root(store, i);
+        store->disk_count = i + 1;
+        if (err && bad_root)
+            *bad_root = i;
+    }
+    free(store->recover_sequence);
+    free(store->recover_generation);
+    store->recover_sequence = store->recover_generation = NULL;
+    store->sweep_on = store->disk_count > 0;
+    return err;
+}

@@ -1,0 +1,138 @@
+/* Making room: slots by eviction from DRAM, index entries by giving up the least useful block, and
+ * a slow sweep for blocks on disk that no chain reaches any more.
+ * Threads: the store's owner. Every step is bounded. Does not recycle segments: that is the log's.
+ */
+#include "store/store_impl.h"
+
+/* One request may push out this many times its own size while it looks for a run that is long
+ * enough; beyond it the request is refused rather than the cache emptied. */
+#define EVICT_FACTOR 16u
+#define CLOCK_STEPS 1024u /* entries looked at to free one */
+
+static void evict(struct kvt_store *store, uint32_t slot)
+{
+    uint32_t entry = kvt_slot_at(&store->slots, slot)->entry;
+
+    store->counts.evict_dram_blocks++;
+    if (!kvt_index_at(&store->index, entry)->on_disk)
+        store->counts.evict_dram_lost++;
+    kvt_entry_drop_slot(store, entry, true);
+    kvt_entry_settle(store, entry);
+}
+
+static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_slot_state state)
+{
+    const struct kvt_region *region = &store->slots.arena.regions[KVT_REGION_CACHE];
+    uint64_t budget = (uint64_t)bytes * EVICT_FACTOR;
+    uint64_t evicted = 0;
+    uint32_t slot, victim;
+
+    if (region->pages < bytes / KVT_PAGE_BYTES)
+        return KVT_SLOT_NONE;
+    for (;;) {
+        slot = kvt_slots_take(&store->slots, KVT_REGION_CACHE, bytes, state);
+        if (slot != KVT_SLOT_NONE || evicted > budget)
+            return slot;
+        victim = kvt_policy_victim(&store->policy);
+        if (victim == KVT_SLOT_NONE)
+            return victim;
+        evicted += kvt_slot_at(&store->slots, victim)->record_bytes;
+        evict(store, victim);
+    }
+}
+
+/* Staging is for loads; stores may use half of it while they wait for the disk. */
+static uint32_t take_staged(struct kvt_store *store, uint32_t bytes)
+{
+    uint64_t staging =
+        (uint64_t)store->slots.arena.regions[KVT_REGION_STAGING].pages * KVT_PAGE_BYTES;
+    uint64_t share = staging / 2;
+    uint32_t slot;
+
+    if (share < bytes && !store->slots.arena.regions[KVT_REGION_CACHE].pages)
+        share = bytes; /* no DRAM and little staging: one at a time */
+    if (!store->disk_count || store->staged_bytes + bytes > share)
+        return KVT_SLOT_NONE;
+    slot = kvt_slots_take(&store->slots, KVT_REGION_STAGING, bytes, KVT_SLOT_FILLING);
+    if (slot == KVT_SLOT_NONE)
+        return slot;
+    kvt_slot_at(&store->slots, slot)->staged = 1;
+    store->staged_bytes += bytes;
+    return slot;
+}
+
+uint32_t kvt_room_slot(struct kvt_store *store, uint32_t record_bytes, enum kvt_room purpose)
+{
+    enum kvt_slot_state state = purpose == KVT_ROOM_STORE ? KVT_SLOT_FILLING : KVT_SLOT_READING;
+    uint32_t slot = take_cached(store, record_bytes, state);
+
+    if (slot != KVT_SLOT_NONE || purpose == KVT_ROOM_PREFETCH)
+        return slot;
+    if (purpose == KVT_ROOM_STORE)
+        return take_staged(store, record_bytes);
+    return kvt_slots_take(&store->slots, KVT_REGION_STAGING, record_bytes, state);
+}
+
+bool kvt_room_entry(struct kvt_store *store)
+{
+    struct kvt_index *index = &store->index;
+    uint32_t victim;
+
+    for (uint32_t step = 0; step < CLOCK_STEPS && index->touched; step++) {
+        uint32_t entry = store->clock_cursor++ % index->touched;
+        struct kvt_index_entry *e = kvt_index_at(index, entry);
+
+        if (!e->used || !e->on_disk || e->slot != KVT_INDEX_NONE || e->children || e->filling ||
+            e->pinned)
+            continue;
+        if (e->freq) {
+            e->freq--;
+            continue;
+        }
+        store->counts.evict_index_blocks++;
+        kvt_entry_clear_disk(store, entry);
+        kvt_entry_settle(store, entry);
+        return true;
+    }
+    victim = kvt_policy_victim(&store->policy);
+    if (victim != KVT_SLOT_NONE) {
+        uint32_t before = index->used;
+
+        evict(store, victim);
+        return index->used < before;
+    }
+    return false;
+}
+
+static bool is_orphan(const struct kvt_store *store, const struct kvt_index_entry *e)
+{
+    const struct kvt_index_entry *parent;
+
+    if (!e->used || !e->on_disk || e->slot != KVT_INDEX_NONE || e->filling || e->pinned ||
+        e->parent == KVT_INDEX_NONE)
+        return false;
+    parent = kvt_index_at(&store->index, e->parent);
+    return !kvt_index_present(parent) && !parent->filling;
+}
+
+void kvt_room_sweep(struct kvt_store *store)
+{
+    if (!store->sweep_on)
+        return;
+    for (uint32_t i = 0; i < KVT_STORE_SCAN_ENTRIES; i++) {
+        uint32_t entry = store->sweep_cursor++;
+
+        if (entry >= store->index.touched) {
+            store->sweep_cursor = 0;
+            store->sweep_on = store->sweep_found > 0; /* grandchildren: another pass */
+            store->sweep_found = 0;
+            return;
+        }
+        if (!is_orphan(store, kvt_index_at(&store->index, entry)))
+            continue;
+        store->sweep_found++;
+        store->counts.orphan_dropped++;
+        kvt_entry_clear_disk(store, entry);
+        kvt_entry_settle(store, entry);
+    }
+}

@@ -1,0 +1,232 @@
+/* The way to disk: a bounded queue of committed blocks, batches of consecutive ones, and what
+ * becomes of a block when its write has ended.
+ *
+ * Rules
+ *  1. Write-through: every committed block is queued. This file is the place for other policies.
+ *  2. The queue is bounded in bytes; a block that does not fit is not written, counted, and stays
+ *     in DRAM as long as it can. COMMIT never waits.
+ *  3. A queued block cannot be evicted before its write has ended: the upper copy stays until the
+ *     lower one is there.
+ *  4. A batch takes the oldest of the queue, 1 to 16 MiB. A smaller one waits GATHER for company,
+ *     unless somebody flushes. At most two batches of a root are in flight (the log's rule).
+ *  5. A record that lands after its block has gone (purged, replaced) is erased, not published.
+ * Threads: the store's owner. Allocates at open only.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "store/store_impl.h"
+
+#define BATCHES_PER_ROOT 2u
+
+int kvt_writes_init(struct kvt_store *store)
+{
+    kvt_slot_list_init(&store->write_queue);
+    store->write_count = BATCHES_PER_ROOT * KVT_STORE_BATCH_RECORDS * store->params.root_count;
+    if (!store->write_count)
+        return 0;
+    store->writes = calloc(store->write_count, sizeof(*store->writes));
+    if (!store->writes)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < store->write_count; i++) {
+        store->writes[i].store = store;
+        store->writes[i].next = store->write_free;
+        store->write_free = &store->writes[i];
+    }
+    return 0;
+}
+
+void kvt_writes_destroy(struct kvt_store *store)
+{
+    free(store->writes);
+    store->writes = NULL;
+}
+
+void kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    if (!beyond_bound &&
+        store->write_queue.bytes + s->record_bytes > store->params.write_queue_bytes) {
+        s->write = KVT_WRITE_DROPPED;
+        store->counts.disk_dropped_queue++;
+        return;
+    }
+    if (!store->write_queue.count)
+        store->gather_since_ns = kvt_store_now(store);
+    kvt_policy_park(&store->policy, slot);
+    s->write = KVT_WRITE_QUEUED;
+    s->ticket = store->ticket_next++;
+    kvt_slot_list_push(&store->slots, &store->write_queue, slot, KVT_QUEUE_WRITE, false);
+}
+
+void kvt_writes_unqueue(struct kvt_store *store, uint32_t slot)
+{
+    kvt_slot_list_remove(&store->slots, &store->write_queue, slot);
+    kvt_slot_at(&store->slots, slot)->write = KVT_WRITE_CLEAN;
+}
+
+void kvt_writes_queue_dropped(struct kvt_store *store)
+{
+    for (uint32_t slot = 0; slot < store->slots.arena.touched; slot++) {
+        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+        if (s->state == KVT_SLOT_VALID && s->write == KVT_WRITE_DROPPED)
+            kvt_writes_queue(store, slot, true);
+    }
+}
+
+static void count_failure(struct kvt_store *store, int status)
+{
+    if (status == KVT_E_NO_SPACE || status == -ENOSPC)
+        store->counts.enospc++;
+    else
+        store->counts.write_fail++;
+    store->counts.disk_dropped_error++;
+}
+
+/* Called by the log while it handles completions. */
+static void write_record_done(struct kvt_l2_write *write)
+{
+    struct kvt_store_write *w = write->user;
+    struct kvt_store *store = w->store;
+    uint32_t slot = w->slot;
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+    int status = write->status;
+
+    store->activity++;
+    store->again = 1;
+    store->writes_going--;
+    w->busy = 0;
+    if (!status && s->state == KVT_SLOT_VALID &&
+        !kvt_entry_set_disk(store, s->entry, w->root, write->where))
+        status = KVT_E_CORRUPT; /* a place that the index cannot name: as if it had failed */
+    if (status)
+        count_failure(store, status);
+    else
+        store->counts.disk_written_blocks++;
+    kvt_flushes_note(store, w->ticket, status);
+    s->write = status ? KVT_WRITE_DROPPED : KVT_WRITE_CLEAN;
+    if (!status && s->state != KVT_SLOT_VALID) {
+        w->next = store->write_erase;
+        store->write_erase = w;
+    } else {
+        w->next = store->write_free;
+        store->write_free = w;
+    }
+    kvt_slot_unpin(&store->slots, slot);
+    kvt_slot_settle(store, slot);
+}
+
+/* What the log needs to know of a record. The parent comes from the header in the slot; it only
+ * ever orders eviction, so a client that changes it after COMMIT harms its own chain. */
+static void write_fill(struct kvt_store *store, struct kvt_store_write *w, uint32_t slot)
+{
+    const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+    struct kvt_record_header header;
+    struct kvt_entry *entry = &w->write.entry;
+
+    memcpy(&header, kvt_slot_bytes(store, slot), sizeof(header));
+    memset(&w->write, 0, sizeof(w->write));
+    w->write.record = kvt_slot_bytes(store, slot);
+    w->write.done = write_record_done;
+    w->write.user = w;
+    entry->key = s->key;
+    if (kvt_parent_ok(header.parent, header.parent_len)) {
+        memcpy(entry->parent, header.parent, sizeof(entry->parent));
+        entry->parent_len = header.parent_len;
+    }
+    entry->sequence = s->sequence;
+    entry->checksum = s->checksum;
+    entry->pages = s->record_bytes / KVT_PAGE_BYTES;
+    entry->first_pos = header.first_pos;
+    entry->map = s->map;
+    w->slot = slot;
+    w->ticket = s->ticket;
+    w->busy = 1;
+}
+
+/* Append the oldest of the queue to a root as one batch. false: the root does not take it now. */
+static bool batch_out(struct kvt_store *store, uint32_t root)
+{
+    struct kvt_l2_write *list = NULL;
+    struct kvt_l2_write **link = &list;
+    uint64_t bytes = 0;
+    uint32_t count = 0;
+
+    for (uint32_t slot = store->write_queue.tail;
+         slot != KVT_SLOT_NONE && store->write_free && count < KVT_STORE_BATCH_RECORDS;
+         slot = kvt_slot_at(&store->slots, slot)->queue_prev) {
+        struct kvt_store_write *w = store->write_free;
+
+        bytes += kvt_slot_at(&store->slots, slot)->record_bytes;
+        if (count && bytes > KVT_STORE_BATCH_BYTES_MAX)
+            break;
+        store->write_free = w->next;
+        write_fill(store, w, slot);
+        w->root = root;
+        *link = &w->write;
+        link = &w->write.next;
+        count++;
+    }
+    if (!count)
+        return false;
+    store->writes_going += count;
+    /* Taken off the queue and pinned first: the log may report at once. */
+    for (struct kvt_l2_write *write = list; write; write = write->next) {
+        uint32_t slot = ((struct kvt_store_write *)write->user)->slot;
+
+        kvt_writes_unqueue(store, slot);
+        kvt_slot_at(&store->slots, slot)->write = KVT_WRITE_GOING;
+        kvt_slot_pin(&store->slots, slot);
+    }
+    if (kvt_l2_append(store->disks[root].l2, list) == 0)
+        return true;
+    /* Not taken although it said that it could: as if the write had failed. */
+    while (list) {
+        struct kvt_l2_write *write = list;
+
+        list = write->next;
+        write->status = -EAGAIN;
+        write_record_done(write);
+    }
+    return false;
+}
+
+static void erase_landed(struct kvt_store *store)
+{
+    while (store->write_erase) {
+        struct kvt_store_write *w = store->write_erase;
+
+        store->write_erase = w->next;
+        kvt_l2_erase(store->disks[w->root].l2, w->write.where, w->write.entry.pages);
+        w->next = store->write_free;
+        store->write_free = w;
+    }
+}
+
+int64_t kvt_writes_run(struct kvt_store *store)
+{
+    int64_t now = kvt_store_now(store);
+    uint32_t refused = 0;
+
+    erase_landed(store);
+    while (store->write_queue.count && refused < store->disk_count) {
+        uint32_t root = store->write_root % store->disk_count;
+        bool hurry = store->closing || kvt_flushes_waiting(store);
+
+        if (!hurry && store->write_queue.bytes < KVT_STORE_BATCH_BYTES_MIN &&
+            now < store->gather_since_ns + KVT_STORE_GATHER_NS)
+            return store->gather_since_ns + KVT_STORE_GATHER_NS;
+        if (!kvt_l2_can_append(store->disks[root].l2) || !batch_out(store, root))
+            refused++;
+        else
+            refused = 0;
+        store->gather_since_ns = now;
+        store->write_root++; /* striped by batch */
+    }
+    return INT64_MAX;
+}
