@@ -117,10 +117,11 @@ void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry)
 {
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
     struct kvt_store_disk *disk = &store->disks[e->root];
-    uint32_t at = disk->heads[e->segment];
+    uint32_t at;
 
     if (!e->on_disk)
         return;
+    at = disk->heads[e->segment];
     if (at == entry) {
         disk->heads[e->segment] = e->next;
     } else {
