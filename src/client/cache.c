@@ -18,12 +18,12 @@
 #include "client/client.h"
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
-#define HUGE_ARENA_MIN (UINT64_C(64) << 20) /* below, rounding would show in the resident size */
-* /
+/* Below this, rounding up to huge pages would show in the resident size. */
+#define HUGE_ARENA_MIN (UINT64_C(64) << 20)
 #define CLOSE_TIMEOUT_NS INT64_C(30000000000)
 #define ALLOC_WINDOW_MAX (UINT64_C(64) << 20) /* record bytes being encoded at a time */
 
-    bool kvt_cache_forked(const struct kvt_cache *cache)
+bool kvt_cache_forked(const struct kvt_cache *cache)
 {
     return cache->pid != getpid();
 }
@@ -186,14 +186,14 @@ static int threads_start(struct kvt_cache *cache)
 }
 
 /* Undo open, whatever part of it was done. No request is active. */
-static void tear_down(struct kvt_cache *cache, bool started)
+static void tear_down(struct kvt_cache *cache)
 {
     struct kvt_shape *shape;
     kvt_workers_stop(cache);
     kvt_reply_stop(cache);
     if (cache->connected)
         kvt_owner_disconnect(cache->owner, &cache->channel);
-    if (cache->owner != NULL && started)
+    if (cache->owner != NULL)
         kvt_owner_stop(cache->owner, CLOSE_TIMEOUT_NS);
     kvt_roots_close(cache);
     if (cache->arena != NULL)
@@ -215,8 +215,8 @@ static void tear_down(struct kvt_cache *cache, bool started)
     free(cache);
 }
 
-static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, bool *started,
-                      char *error, size_t error_len)
+static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, char *error,
+                      size_t error_len)
 {
     int rc = config_take(cache, config, error, error_len);
     if (rc != 0)
@@ -239,9 +239,6 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
         rc = store_open(cache, error, error_len);
     if (rc != 0)
         return rc;
-    *started = true;
-    if (!cache->settings->enabled)
-        kvt_owner_enable(cache->owner, 0);
     return threads_start(cache);
 }
 
@@ -262,14 +259,13 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
     cache->clock = kvt_clock_system();
     cache->event_fd = cache->wake_fd = -1;
     lists_init(cache);
-    bool started = false;
     int rc = locks_init(cache);
     if (rc == 0)
-        rc = open_parts(cache, config, &started, error, error_len);
+        rc = open_parts(cache, config, error, error_len);
     if (rc != 0) {
         if (error[0] == '\0')
             (void)snprintf(error, error_len, "the cache cannot be opened: %s", kvt_strerror(rc));
-        tear_down(cache, started);
+        tear_down(cache);
         return rc;
     }
     *out = cache;
@@ -301,7 +297,7 @@ void kvt_close(struct kvt_cache *cache)
         pthread_cond_wait(&cache->idle, &cache->lock);
     pthread_mutex_unlock(&cache->lock);
     free_handles(cache);
-    tear_down(cache, true);
+    tear_down(cache);
 }
 
 int kvt_event_fd(struct kvt_cache *cache)
@@ -313,7 +309,7 @@ void kvt_enable(struct kvt_cache *cache, int on)
 {
     if (cache == NULL || kvt_cache_enter(cache) != 0)
         return;
+    /* Ours alone: other clients of the store keep theirs. Relaxed: it orders nothing. */
     atomic_store_explicit(&cache->enabled, on != 0, memory_order_relaxed);
-    kvt_owner_enable(cache->owner, on != 0);
     pthread_mutex_unlock(&cache->lock);
 }

@@ -127,7 +127,7 @@ static void good_values_read_back(void **state)
 }
 
 /* C82, and the rest of its kind: nothing is guessed, the sentence names key, value and remedy. */
-static void c82_bad_values_name_the_key_and_the_nearest(void **state)
+static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
 {
     static const struct {
         const char *key, *value;
@@ -358,7 +358,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults_are_what_the_table_says),
         cmocka_unit_test(good_values_read_back),
-        cmocka_unit_test(c82_bad_values_name_the_key_and_the_nearest),
+        cmocka_unit_test(test_c82_bad_values_name_the_key_and_the_nearest),
         cmocka_unit_test(long_text_is_cut_in_the_sentence_not_in_the_buffer),
         cmocka_unit_test(disks_add_up_and_split_at_the_last_colon),
         cmocka_unit_test(set_all_stops_at_the_first_error),
