@@ -298,6 +298,7 @@ int l2_env_get(struct l2_env *env, uint32_t id)
     struct l2_entry *at = &env->index[id];
     struct kvt_l2_read read = {.where = at->where, .pages = at->pages, .done = env_read};
     struct kvt_full_key key;
+    uint32_t turns = 0;
     bool done = false;
     int rc;
 
@@ -308,9 +309,9 @@ int l2_env_get(struct l2_env *env, uint32_t id)
     assert_non_null(read.dst);
     memset(read.dst, 0xa5, (size_t)at->pages * KVT_PAGE_BYTES);
     kvt_l2_read(env->l2, &read);
-    for (uint32_t turns = 0; !done; turns++) {
+    while (!done) {
         turn(env);
-        assert_true(turns < 1000000);
+        assert_true(turns++ < 1000000);
     }
     rc = read.status;
     l2_key(id, &key);
