@@ -141,6 +141,7 @@ static uint8_t *pages(size_t count, int byte)
 
 /* ---- the root directory ---- */
 
+/* C76 on disk; shared memory has its own. */
 static void test_c76_modes(void **state)
 {
     static const mode_t umasks[] = {000, 022, 077, 0777};
@@ -571,7 +572,8 @@ static void test_close_on_exec_and_no_leaks(void **state)
     assert_int_equal(count_fds(), before);
 }
 
-/* C29: out of descriptors: an error, then all is well again. */
+/* C29 at the seam: out of descriptors: an error, then all is well again. Threads and gets are for
+ * the client's tests. */
 static void test_c29_out_of_descriptors(void **state)
 {
     struct rlimit old, low;
@@ -755,6 +757,53 @@ static void test_modes_agree(void **state)
     free(in);
 }
 
+static int64_t run_req(struct kvt_io *io, int kind, int file, void *base, size_t len)
+{
+    struct kvt_io_req req = {.kind = kind, .file = file, .iov_count = 1};
+
+    req.iov[0] = (struct iovec){base, len};
+    assert_int_equal(io->ops->submit(io, &req), 0);
+    assert_ptr_equal(wait_one(io), &req);
+    return req.result;
+}
+
+/* C43 at the seam, in both modes. The seam wants 4 KiB multiples: a buffer at 64 mod 4096, or an
+ * odd size, is refused and moves nothing; what a caller stages into whole pages is exact, with a
+ * stride of 3,100,672 for 3,098,112 bytes. Callers' own buffers are the client half's business. */
+static void test_c43_shapes_at_the_seam(void **state)
+{
+    static const size_t sizes[] = {1, 63, 64, 511, 512, 4095, 4096, 4097, 8192, 8193, 3098112};
+    uint8_t *out = pages(758, 0), *in = pages(758, 0);
+
+    (void)state;
+    for (size_t i = 0; i < (size_t)(758 * PAGE); i++)
+        out[i] = (uint8_t)(i * 13 + i / 4096);
+    assert_int_equal(kvt_round_up(3098112, KVT_IO_ALIGN), 3100672);
+    for (int direct = -1; direct < 1; direct++) {
+        struct kvt_io *io = open_logged(in_top("root"), direct, 0);
+        int file = io->ops->open(io, "f", KVT_IO_OPEN_CREATE);
+
+        for (size_t i = 0; i < KVT_ARRAY_LEN(sizes); i++) {
+            size_t stride = (size_t)kvt_round_up(sizes[i], KVT_IO_ALIGN);
+
+            assert_int_equal(io->ops->truncate(io, file, 0), 0);
+            assert_int_equal(run_req(io, KVT_IO_WRITE, file, out + 64, stride), -EINVAL);
+            if (sizes[i] != stride)
+                assert_int_equal(run_req(io, KVT_IO_WRITE, file, out, sizes[i]), -EINVAL);
+            assert_int_equal(io->ops->size(io, file), 0);
+            assert_int_equal(run_req(io, KVT_IO_WRITE, file, out, stride), stride);
+            memset(in, 0xa5, stride);
+            assert_int_equal(run_req(io, KVT_IO_READ, file, in + 64, stride), -EINVAL);
+            assert_int_equal(in[64], 0xa5);
+            assert_int_equal(run_req(io, KVT_IO_READ, file, in, stride), stride);
+            assert_memory_equal(in, out, sizes[i]);
+        }
+        io->ops->destroy(io);
+    }
+    free(out);
+    free(in);
+}
+
 /* ---- a full file system ---- */
 
 /* In a child with a mount namespace of its own: a tmpfs of 1 MiB. */
@@ -872,6 +921,7 @@ int main(void)
         T(test_tmpfs_is_not_direct),
         T(test_reads_leave_no_cache),
         T(test_modes_agree),
+        T(test_c43_shapes_at_the_seam),
         T(test_no_space),
         T(test_c44_no_fallocate),
     };

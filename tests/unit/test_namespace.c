@@ -132,7 +132,8 @@ static void base_subject(struct subject *s)
                                         .head_dim = 128};
 }
 
-/* C13: one thing at a time; all ids differ from the base and from each other. */
+/* C13 on the id: one thing at a time; all ids differ from the base and from each other. That other
+ * ids give no hits is for the store's and the client's tests. */
 static void test_c13_every_field(void **state)
 {
     enum { NUMBERS = 14, VARIANTS = 1 + STRINGS + NUMBERS };
@@ -196,7 +197,8 @@ static void test_strings_do_not_run_together(void **state)
     }
 }
 
-/* C15: switching a revision and back gives the old id again; copies and NULL give what "" gives. */
+/* C15 on the id: switching a revision and back gives the old id again; copies and NULL give what ""
+ * gives. Misses, hits and purge in every tier are for the client's tests. */
 static void test_c15_deterministic(void **state)
 {
     uint8_t base[KVT_NS_BYTES], id[KVT_NS_BYTES];
@@ -218,7 +220,8 @@ static void test_c15_deterministic(void **state)
     assert_memory_equal(base, id, sizeof id);
 }
 
-/* C17: a model id of 4,096 bytes; salts with path parts, NUL, newline, UTF-8. */
+/* C17 on the id: a model id of 4,096 bytes; salts with path parts, NUL, newline, UTF-8. File names
+ * in the root are for the client's tests. */
 static void test_c17_hostile_strings(void **state)
 {
     static const struct {
