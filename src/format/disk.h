@@ -36,11 +36,14 @@ struct kvt_superblock { /* 4 KiB; copy i at offset i * 4096 of file "superblock"
     uint64_t update;     /* rises by one with each write; the higher valid copy counts */
     uint64_t cap_bytes;  /* of the whole root */
     uint32_t segment_bytes;
-    uint32_t segment_count;   /* files that may exist */
-    uint64_t next_generation; /* no segment header holds this or more */
-    uint64_t next_sequence;   /* no record holds this or more (reserved ahead) */
-    uint64_t journal_epoch;   /* pages of the journal with another epoch are void */
-    uint8_t zero[4096 - 80 - 8];
+    uint32_t segment_count;    /* files that may exist */
+    uint64_t next_generation;  /* no segment header holds this or more */
+    uint64_t next_sequence;    /* no record holds this or more (reserved ahead) */
+    uint64_t journal_epoch;    /* a journal of an older epoch is void; 0: nothing was ever purged */
+    uint64_t journal_pages;    /* of that epoch, that purges which returned rely on */
+    uint64_t clean_generation; /* the segment that was open at the last close, and the page ... */
+    uint64_t clean_page;       /* ... before which all of it is durable: not verified at open */
+    uint8_t zero[4096 - 104 - 8];
     uint64_t checksum;
 };
 static_assert(sizeof(struct kvt_superblock) == 4096, "superblock is one page");

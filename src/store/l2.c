@@ -275,7 +275,9 @@ static void close_open_segment(struct kvt_l2 *l2)
     if (!active || active->written == active->synced)
         return;
     rc = kvt_io_sync_now(l2->io, l2->files[active->slot].file);
-    if (rc)
+    if (!rc)
+        active->synced = active->written;
+    else
         kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: sync failed: %s",
                 (unsigned)active->segment, kvt_strerror(rc));
 }

@@ -111,7 +111,13 @@ struct kvt_l2_batch {
     int status;
 };
 
-enum kvt_l2_step { KVT_L2_IDLE = 0, KVT_L2_WRITE, KVT_L2_SYNC, KVT_L2_PREPARED };
+enum kvt_l2_step {
+    KVT_L2_IDLE = 0,
+    KVT_L2_DATA, /* seal: records are being synced, before a footer vouches for them */
+    KVT_L2_WRITE,
+    KVT_L2_SYNC,
+    KVT_L2_PREPARED /* prepare: the segment is READY */
+};
 
 struct kvt_l2_prepare {
     struct kvt_l2_op op;
@@ -126,7 +132,6 @@ struct kvt_l2_seal {
     struct kvt_l2_op op;
     struct kvt_trailer *page;
     enum kvt_l2_step step;
-    uint64_t mark; /* active->written when the sync was submitted */
 };
 
 struct kvt_l2_super {

@@ -4,14 +4,15 @@
  * The file is one epoch: its page 0 names it. It is rewritten (merged, without items that no record
  * on disk can need any more) when it is full, when its end is not certain, and for the first purge
  * of a root. Order of a rewrite, safe at each step: write journal.tmp with epoch + 1 | fdatasync |
- * rename over journal | sync directory | superblock learns the epoch | done A crash before the
- * rename leaves the old file; after it, recovery takes the higher epoch from page 0. The
- * superblock's epoch only says that an older file is not the journal any more.
+ * rename over journal | sync directory | superblock learns epoch and pages | done A crash before
+ * the rename leaves the old file; after it, recovery takes the higher epoch from page 0. An append
+ * is: write | fdatasync | superblock learns the number of pages | done.
  *
- * Epoch 0 means that no purge was ever promised. So a missing or damaged journal costs nothing in a
- * root of epoch 0, and in any other root (or one whose superblock is lost too) it is a doubt: then
- * nothing on disk counts, and PURGE_ALL is written so that it stays so.
- * A torn page at the end may be a purge that returned: doubt as well; zeros are a clean end. */
+ * So recovery knows what it must find. A bad page beyond the superblock's number is an append that
+ * never returned; a bad or missing one below it may have held a purge that did: a doubt, and then
+ * nothing on disk counts, and PURGE_ALL is written so that it stays so. Epoch 0 means that no purge
+ * was ever promised: in such a root a missing journal costs nothing. When both superblock copies
+ * are lost, every page that is not zero must be good. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,6 +159,23 @@ static void journal_failed(struct kvt_l2 *l2, int status)
     journal->step = KVT_L2_JOURNAL_REPORT;
 }
 
+static void tell_superblock(struct kvt_l2 *l2)
+{
+    l2->super.wanted = true;
+    l2->super.retry_ns = INT64_MIN;
+    l2->journal.step = KVT_L2_JOURNAL_SUPER;
+}
+
+/* Does the durable superblock count all pages of the journal? */
+static bool acknowledged(const struct kvt_l2 *l2)
+{
+    const struct kvt_superblock *durable = &l2->super.durable;
+
+    if (durable->journal_epoch != l2->journal.epoch)
+        return durable->journal_epoch > l2->journal.epoch;
+    return durable->journal_pages >= l2->journal.pages;
+}
+
 static void journal_done(struct kvt_l2_op *op)
 {
     struct kvt_l2 *l2 = op->l2;
@@ -170,9 +188,12 @@ static void journal_done(struct kvt_l2_op *op)
         return;
     }
     if (sync) {
-        if (!journal->rewriting)
+        if (journal->rewriting) {
+            journal->step = KVT_L2_JOURNAL_RENAME;
+        } else {
             journal->pages += journal->next_pages;
-        journal->step = journal->rewriting ? KVT_L2_JOURNAL_RENAME : KVT_L2_JOURNAL_SUPER;
+            tell_superblock(l2);
+        }
         return;
     }
     l2->stats.bytes_written += (uint64_t)want;
@@ -282,18 +303,14 @@ void kvt_l2_journal_pump(struct kvt_l2 *l2)
 
     if (journal->step == KVT_L2_JOURNAL_RENAME) {
         rc = take_over(l2);
-        if (rc) {
+        if (rc)
             journal_failed(l2, rc);
-        } else {
-            super->wanted = true;
-            super->retry_ns = INT64_MIN;
-            journal->step = KVT_L2_JOURNAL_SUPER;
-        }
+        else
+            tell_superblock(l2);
     }
     /* A superblock that cannot be written is tried again later; the journal itself is durable. */
     if (journal->step == KVT_L2_JOURNAL_SUPER &&
-        (super->durable.journal_epoch >= journal->epoch ||
-         (super->step == KVT_L2_IDLE && super->retry_ns != INT64_MIN)))
+        (acknowledged(l2) || (super->step == KVT_L2_IDLE && super->retry_ns != INT64_MIN)))
         journal->step = KVT_L2_JOURNAL_REPORT;
     if (journal->step == KVT_L2_JOURNAL_REPORT) {
         free(journal->buffer);
@@ -313,19 +330,18 @@ static bool page_is_zero(const struct kvt_journal_page *page)
     return true;
 }
 
-/* Take the items of the pages that are there. Sets doubt when one that may have counted is bad. */
+/* Take the items of the pages that are there. sure: pages that must be there and good. */
 static int load_pages(struct kvt_l2_journal *journal, const struct kvt_journal_page *pages,
-                      uint32_t count)
+                      uint32_t count, uint64_t sure)
 {
-    uint32_t end = count;
+    uint32_t i;
 
-    journal->epoch = pages[0].epoch;
-    while (end && page_is_zero(&pages[end - 1]))
-        end--;
-    for (uint32_t i = 0; i < end; i++) {
+    for (i = 0; i < count; i++) {
         int rc;
 
         if (kvt_journal_page_check(&pages[i], i, journal->epoch)) {
+            if (i >= sure)
+                break; /* an append that never returned */
             journal->doubt = true;
             continue;
         }
@@ -336,15 +352,31 @@ static int load_pages(struct kvt_l2_journal *journal, const struct kvt_journal_p
                pages[i].count * sizeof pages[i].items[0]);
         journal->count += pages[i].count;
     }
-    journal->pages = end;
+    journal->pages = i;
+    journal->broken = i < count;
+    journal->doubt = journal->doubt || i < sure;
     return 0;
 }
 
-static int read_pages(struct kvt_l2 *l2, uint64_t bytes)
+/* How many pages of the journal must be good. */
+static uint64_t sure_pages(const struct kvt_l2_journal *journal,
+                           const struct kvt_superblock *superblock,
+                           const struct kvt_journal_page *pages, uint32_t count)
+{
+    if (superblock && superblock->journal_epoch == journal->epoch)
+        return superblock->journal_pages;
+    /* just rewritten, or no superblock: all of it but for zeros at the end */
+    while (count && page_is_zero(&pages[count - 1]))
+        count--;
+    return count;
+}
+
+static int read_pages(struct kvt_l2 *l2, uint64_t bytes, const struct kvt_superblock *superblock)
 {
     struct kvt_l2_journal *journal = &l2->journal;
     uint64_t padded = kvt_round_up(bytes, KVT_PAGE_BYTES);
     struct kvt_journal_page *pages;
+    uint32_t count = (uint32_t)(padded / KVT_PAGE_BYTES);
     int64_t got;
     int rc;
 
@@ -355,7 +387,9 @@ static int read_pages(struct kvt_l2 *l2, uint64_t bytes)
         return -ENOMEM;
     memset(pages, 0, padded);
     got = kvt_io_read_now(l2->io, journal->file, 0, pages, padded);
-    rc = got < 0 ? (int)got : load_pages(journal, pages, (uint32_t)(padded / KVT_PAGE_BYTES));
+    journal->epoch = pages[0].epoch;
+    rc = got < 0 ? (int)got
+                 : load_pages(journal, pages, count, sure_pages(journal, superblock, pages, count));
     free(pages);
     return rc;
 }
@@ -372,11 +406,11 @@ int kvt_l2_journal_load(struct kvt_l2 *l2, const struct kvt_l2_survey *survey)
         int flags = l2->params.read_only ? KVT_IO_OPEN_READ_ONLY : 0;
 
         journal->file = l2->io->ops->open(l2->io, KVT_L2_NAME_JOURNAL, flags);
-        rc = journal->file < 0 ? journal->file : read_pages(l2, survey->journal_bytes);
+        rc = journal->file < 0 ? journal->file : read_pages(l2, survey->journal_bytes, superblock);
         if (rc && rc != KVT_E_CORRUPT)
             return rc; /* it may be readable the next time: change nothing now */
-        journal->broken = rc != 0 || journal->doubt;
         journal->doubt = journal->doubt || rc;
+        journal->broken = journal->broken || journal->doubt;
         if (superblock && journal->epoch < superblock->journal_epoch)
             journal->doubt = journal->broken = true;
     } else if (!superblock || superblock->journal_epoch) {

@@ -2,7 +2,7 @@
  *
  * Order: 1 survey and verdict, nothing written; 2 layout by superblock and cap; 3 journal; 4
  * reclaim temporary files, drop segments above the cap; 5 per segment, by age: footer, or walk and
- * verify the tail; 6 journal and superblock written, so that a second recovery finds what this one
+ * verify; 6 journal and superblock written, so that a second recovery finds what this one
  * found. The youngest segment without footer is opened again and appended to; others get their
  * footer now. Costs: a header and a tail of 64 KiB are read for each segment, several at once. */
 #include <errno.h>
@@ -14,8 +14,7 @@
 #include "store/l2_internal.h"
 #include "store/l2_layout.h"
 
-#define GROUP 8u             /* segments whose tails are read at once */
-#define VERIFY_PAGES (8192u) /* 32 MiB of a segment without footer are checked record by record */
+#define GROUP 8u /* segments whose tails are read at once */
 #define REBUILD_GENERATIONS                                                                    \
     (1ull << 20)                       /* jumps when both superblock copies are lost, over ... \
                                         */
@@ -272,6 +271,14 @@ static void hold(struct recovery *r, const struct kvt_l2_survey_segment *file, b
     r->sealable = sealable;
 }
 
+/* What the last close made durable needs no check. */
+static uint64_t clean_page(const struct recovery *r, uint64_t generation)
+{
+    const struct kvt_superblock *superblock = &r->survey.superblock;
+
+    return superblock->clean_generation == generation ? superblock->clean_page : 0;
+}
+
 static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segment *file,
                            const uint8_t *tail, int slot)
 {
@@ -285,7 +292,7 @@ static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segmen
                                file->generation, l2->segment_pages))
             l2->stats.recovered_bad++; /* a trailer whose footer is damaged */
         rc = kvt_l2_scan_walk(scan, handle, file->number, file->generation);
-        removed = kvt_l2_scan_verify_tail(scan, VERIFY_PAGES, purged, l2);
+        removed = kvt_l2_scan_verify(scan, clean_page(r, file->generation), purged, l2);
         if (removed < 0)
             return removed;
         l2->stats.recovered_bad += (uint32_t)removed + scan->torn + (rc != 0);
@@ -380,6 +387,10 @@ static void resume(struct recovery *r)
         return;
     }
     active->slot = slot;
+    if (clean_page(r, segment->generation) != active->next_page) {
+        active->written = 1; /* what a crashed process wrote may not be durable yet */
+        l2->super.durable.clean_generation = 0;
+    }
     kvt_l2_segment_move(l2, active->segment, KVT_L2_OPEN);
     l2->open = active;
 }

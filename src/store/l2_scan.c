@@ -33,6 +33,7 @@ void kvt_l2_scan_free(struct kvt_l2_scan *scan)
 {
     free(scan->entries);
     free(scan->window);
+    free(scan->large);
     memset(scan, 0, sizeof *scan);
 }
 
@@ -46,7 +47,6 @@ static void scan_start(struct kvt_l2_scan *scan, int file, uint32_t segment, uin
     scan->next_page = 1;
     scan->previous = 0;
     scan->torn = false;
-    scan->batch_pages[0] = scan->batch_pages[1] = 0;
     scan->window_pages = 0;
 }
 
@@ -168,8 +168,6 @@ static int walk_step(struct kvt_l2_scan *scan)
     scan->count += batch->count;
     scan->batches++;
     scan->previous = batch->checksum;
-    scan->batch_pages[1] = scan->batch_pages[0];
-    scan->batch_pages[0] = scan->next_page;
     scan->next_page += batch->pages;
     return 1;
 }
@@ -185,40 +183,55 @@ int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint6
     return rc;
 }
 
-static void drop_entry(struct kvt_l2_scan *scan, uint32_t i)
+/* Pages of a record that is larger than the window. */
+static const uint8_t *large_at(struct kvt_l2_scan *scan, uint32_t page, uint32_t pages, int *rc)
 {
-    memmove(&scan->entries[i], &scan->entries[i + 1],
-            (scan->count - i - 1) * sizeof scan->entries[0]);
-    scan->count--;
+    if (pages > scan->large_pages) {
+        free(scan->large);
+        scan->large = aligned_alloc(KVT_PAGE_BYTES, (size_t)pages * KVT_PAGE_BYTES);
+        scan->large_pages = scan->large ? pages : 0;
+        if (!scan->large) {
+            *rc = -ENOMEM;
+            return NULL;
+        }
+    }
+    *rc = read_pages(scan, page, pages, scan->large);
+    return *rc ? NULL : scan->large;
 }
 
-int kvt_l2_scan_verify_tail(struct kvt_l2_scan *scan, uint32_t pages_max,
-                            bool (*skip)(void *ctx, const struct kvt_entry *entry), void *ctx)
+int kvt_l2_scan_record(struct kvt_l2_scan *scan, const struct kvt_entry *entry)
 {
-    uint8_t *buf = NULL;
-    uint32_t buf_pages = 0, pages = 0;
-    int removed = 0, rc = 0;
+    const uint8_t *record;
+    int rc = 0;
 
-    for (uint32_t i = scan->count; i-- > 0 && pages < pages_max;) {
+    record = entry->pages > WINDOW_PAGES ? large_at(scan, entry->page, entry->pages, &rc)
+                                         : window_at(scan, entry->page, entry->pages, &rc);
+    if (!record)
+        return rc ? rc : KVT_E_CORRUPT;
+    return kvt_record_verify(record, entry->pages * KVT_PAGE_BYTES, &entry->key, entry->checksum);
+}
+
+int kvt_l2_scan_verify(struct kvt_l2_scan *scan, uint64_t from_page,
+                       bool (*skip)(void *ctx, const struct kvt_entry *entry), void *ctx)
+{
+    uint32_t kept = 0;
+    int removed;
+
+    scan->window_pages = 0;
+    for (uint32_t i = 0; i < scan->count; i++) {
         const struct kvt_entry *entry = &scan->entries[i];
 
-        pages += entry->pages;
-        if (skip && skip(ctx, entry))
-            continue;
-        if (entry->pages > buf_pages) {
-            free(buf);
-            buf_pages = entry->pages;
-            buf = aligned_alloc(KVT_PAGE_BYTES, (size_t)buf_pages * KVT_PAGE_BYTES);
-            if (!buf)
-                return -ENOMEM;
+        if (entry->page >= from_page && !(skip && skip(ctx, entry))) {
+            int rc = kvt_l2_scan_record(scan, entry);
+
+            if (rc == -ENOMEM)
+                return rc;
+            if (rc)
+                continue;
         }
-        rc = read_pages(scan, entry->page, entry->pages, buf);
-        if (!rc &&
-            !kvt_record_verify(buf, entry->pages * KVT_PAGE_BYTES, &entry->key, entry->checksum))
-            continue;
-        drop_entry(scan, i);
-        removed++;
+        scan->entries[kept++] = *entry;
     }
-    free(buf);
+    removed = (int)(scan->count - kept);
+    scan->count = kept;
     return removed;
 }

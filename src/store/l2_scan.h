@@ -16,17 +16,18 @@ struct kvt_l2_scan {
     struct kvt_entry *entries; /* capacity segment_pages; 4 KiB aligned; owned unless taken */
     uint8_t *window;           /* WINDOW bytes of the segment, for walking */
     uint32_t window_page, window_pages;
+    uint8_t *large; /* for records that do not fit the window */
+    uint32_t large_pages;
 
     /* of the segment scanned last */
     int file;
     uint32_t segment;
     uint64_t generation;
-    uint32_t count;          /* entries */
-    uint32_t batches;        /* walked */
-    uint32_t next_page;      /* where the walk ended: the next batch would start here */
-    uint64_t previous;       /* checksum of the last batch header */
-    bool torn;               /* something that is not a clean end stopped the walk */
-    uint32_t batch_pages[2]; /* first page of the last two batches; 0: none */
+    uint32_t count;     /* entries */
+    uint32_t batches;   /* walked */
+    uint32_t next_page; /* where the walk ended: the next batch would start here */
+    uint64_t previous;  /* checksum of the last batch header */
+    bool torn;          /* something that is not a clean end stopped the walk */
 };
 
 int kvt_l2_scan_init(struct kvt_l2_scan *scan, struct kvt_io *io, uint32_t segment_pages);
@@ -44,10 +45,13 @@ bool kvt_l2_scan_sealed(const uint8_t *last_page, uint32_t segment, uint64_t gen
 /* Walk the batches from page 1 on. Always fills entries, count, next_page. 0, -errno. */
 int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation);
 
-/* Verify records from the last entry backwards until `pages_max` pages have been read; entries
- * whose record does not match are removed. skip: optional, entries that need not match (purged).
- * Returns how many were removed, -errno, -ENOMEM. */
-int kvt_l2_scan_verify_tail(struct kvt_l2_scan *scan, uint32_t pages_max,
-                            bool (*skip)(void *ctx, const struct kvt_entry *entry), void *ctx);
+/* Verify the records of the scanned segment that start at from_page or later; entries whose record
+ * does not match are removed. skip: optional, entries that need not match (purged).
+ * Returns how many were removed, -ENOMEM. */
+int kvt_l2_scan_verify(struct kvt_l2_scan *scan, uint64_t from_page,
+                       bool (*skip)(void *ctx, const struct kvt_entry *entry), void *ctx);
+
+/* One record: 0; KVT_E_CORRUPT, KVT_E_NEWER; -errno; -ENOMEM. */
+int kvt_l2_scan_record(struct kvt_l2_scan *scan, const struct kvt_entry *entry);
 
 #endif

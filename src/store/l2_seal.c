@@ -1,8 +1,8 @@
 /* Sealing a full (or failed) segment and flushing.
  *
- * Seal: footer right before the trailer in the segment's last pages, one request; then fdatasync,
- * which also makes the segment's records durable. A footer that cannot be written leaves a segment
- * that the next open walks.
+ * Seal: fdatasync of the records; footer right before the trailer in the segment's last pages, one
+ * request; fdatasync. So a footer speaks only for records that are durable. A footer that cannot be
+ * written leaves a segment that the next open walks and verifies.
  * Flush: every batch accepted before is reported, the open segment is synced, the segments closed
  * before are sealed. Errors of seals since the last flush are reported by it, once. */
 #include <errno.h>
@@ -64,52 +64,14 @@ static void segment_sealed(struct kvt_l2 *l2, int status)
     l2->seals_done++;
 }
 
-static void seal_done(struct kvt_l2_op *op)
-{
-    struct kvt_l2 *l2 = op->l2;
-    struct kvt_l2_active *active = l2->closed;
-    int64_t want = 0;
-
-    if (l2->seal.step == KVT_L2_SYNC) {
-        segment_sealed(l2, (int)KVT_MIN(op->req.result, 0));
-        return;
-    }
-    for (uint32_t i = 0; i < op->req.iov_count; i++)
-        want += (int64_t)op->req.iov[i].iov_len;
-    if (op->req.result == want) {
-        l2->stats.bytes_written += (uint64_t)want;
-    } else {
-        int status = op->req.result < 0 ? (int)op->req.result : -EIO;
-
-        kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: no footer: %s",
-                (unsigned)active->segment, kvt_strerror(status));
-        if (status == -ENOSPC)
-            l2->stats.enospc++;
-        if (active->gap)
-            l2->sync_status = status;
-    }
-    l2->seal.step = KVT_L2_SYNC;
-    sync_request(l2, op, active->slot);
-}
-
-void kvt_l2_seal_pump(struct kvt_l2 *l2)
+/* Footer and trailer of the closed segment, whose records are durable. */
+static void write_footer(struct kvt_l2 *l2)
 {
     struct kvt_l2_active *active = l2->closed;
     struct kvt_io_req *req = &l2->seal.op.req;
-    uint32_t page;
+    uint32_t page =
+        kvt_l2_trailer_make(l2, active->segment, active->entries, active->count, l2->seal.page);
 
-    if (l2->open && l2->open->failed && !l2->closed) {
-        kvt_l2_close_open(l2);
-        active = l2->closed;
-    }
-    if (!active || active->in_flight || l2->seal.step != KVT_L2_IDLE ||
-        (l2->flush.step == KVT_L2_FLUSH_OPEN && l2->flush.active == active))
-        return;
-    if (!active->count) {
-        segment_sealed(l2, 0);
-        return;
-    }
-    page = kvt_l2_trailer_make(l2, active->segment, active->entries, active->count, l2->seal.page);
     memset(req, 0, offsetof(struct kvt_io_req, iov));
     req->kind = KVT_IO_WRITE;
     req->file = l2->files[active->slot].file;
@@ -118,9 +80,61 @@ void kvt_l2_seal_pump(struct kvt_l2 *l2)
     req->iov[0] =
         (struct iovec){active->entries, (size_t)(l2->segment_pages - 1 - page) * KVT_PAGE_BYTES};
     req->iov[1] = (struct iovec){l2->seal.page, KVT_PAGE_BYTES};
-    l2->seal.op.finish = seal_done;
     l2->seal.step = KVT_L2_WRITE;
     kvt_l2_submit(l2, &l2->seal.op);
+}
+
+static void footer_written(struct kvt_l2 *l2, const struct kvt_io_req *req)
+{
+    int64_t want = (int64_t)(req->iov[0].iov_len + req->iov[1].iov_len);
+    int status;
+
+    if (req->result == want) {
+        l2->stats.bytes_written += (uint64_t)want;
+        l2->seal.step = KVT_L2_SYNC;
+        sync_request(l2, &l2->seal.op, l2->closed->slot);
+        return;
+    }
+    status = req->result < 0 ? (int)req->result : -EIO;
+    kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: no footer: %s",
+            (unsigned)l2->closed->segment, kvt_strerror(status));
+    if (status == -ENOSPC)
+        l2->stats.enospc++;
+    /* a walk finds the records, but for those behind a failed batch */
+    segment_sealed(l2, l2->closed->gap ? status : 0);
+}
+
+static void seal_done(struct kvt_l2_op *op)
+{
+    struct kvt_l2 *l2 = op->l2;
+
+    if (l2->seal.step == KVT_L2_WRITE)
+        footer_written(l2, &op->req);
+    else if (l2->seal.step == KVT_L2_SYNC || op->req.result < 0)
+        segment_sealed(l2, (int)KVT_MIN(op->req.result, 0));
+    else
+        write_footer(l2);
+}
+
+void kvt_l2_seal_pump(struct kvt_l2 *l2)
+{
+    struct kvt_l2_active *active;
+
+    if (l2->open && l2->open->failed && !l2->closed)
+        kvt_l2_close_open(l2);
+    active = l2->closed;
+    if (!active || active->in_flight || l2->seal.step != KVT_L2_IDLE ||
+        (l2->flush.step == KVT_L2_FLUSH_OPEN && l2->flush.active == active))
+        return;
+    l2->seal.op.finish = seal_done;
+    if (!active->count) {
+        segment_sealed(l2, 0);
+    } else if (active->written == active->synced) {
+        write_footer(l2);
+    } else {
+        l2->seal.step = KVT_L2_DATA;
+        sync_request(l2, &l2->seal.op, active->slot);
+    }
 }
 
 int kvt_l2_seal_now(struct kvt_l2 *l2, uint32_t segment, const struct kvt_l2_active *active)
@@ -134,8 +148,10 @@ int kvt_l2_seal_now(struct kvt_l2 *l2, uint32_t segment, const struct kvt_l2_act
     file = l2->files[slot].file;
     page = kvt_l2_trailer_make(l2, segment, active->entries, active->count, l2->seal.page);
     pages = l2->segment_pages - 1 - page;
-    got = kvt_io_write_now(l2->io, file, page * (uint64_t)KVT_PAGE_BYTES, active->entries,
-                           (size_t)pages * KVT_PAGE_BYTES);
+    got = kvt_io_sync_now(l2->io, file);
+    if (got >= 0)
+        got = kvt_io_write_now(l2->io, file, page * (uint64_t)KVT_PAGE_BYTES, active->entries,
+                               (size_t)pages * KVT_PAGE_BYTES);
     if (got == (int64_t)pages * KVT_PAGE_BYTES)
         got = kvt_io_write_now(l2->io, file, (l2->segment_pages - 1) * (uint64_t)KVT_PAGE_BYTES,
                                l2->seal.page, KVT_PAGE_BYTES);

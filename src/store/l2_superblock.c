@@ -29,7 +29,21 @@ static void super_compose(struct kvt_l2 *l2)
         KVT_MAX(durable->next_generation, l2->generation_next + KVT_L2_GENERATION_STRIDE);
     next->next_sequence =
         KVT_MAX(durable->next_sequence, l2->sequence_upto + KVT_L2_SEQUENCE_STRIDE);
-    next->journal_epoch = KVT_MAX(durable->journal_epoch, l2->journal.epoch);
+    next->journal_epoch = durable->journal_epoch;
+    next->journal_pages = durable->journal_pages;
+    if (l2->journal.epoch > durable->journal_epoch) {
+        next->journal_epoch = l2->journal.epoch;
+        next->journal_pages = l2->journal.pages;
+    } else if (l2->journal.epoch == durable->journal_epoch) {
+        next->journal_pages = KVT_MAX(durable->journal_pages, l2->journal.pages);
+    }
+    if (l2->closing && l2->open && l2->open->written == l2->open->synced) {
+        next->clean_generation = l2->segments[l2->open->segment].generation;
+        next->clean_page = l2->open->next_page;
+    } else {
+        next->clean_generation = durable->clean_generation;
+        next->clean_page = durable->clean_page;
+    }
     kvt_superblock_finish(next);
     *super->page = *next;
 }
