@@ -109,6 +109,8 @@ static void env_evicted(void *ctx, uint32_t segment)
     struct l2_env *env = ctx;
 
     env->evictions++;
+    if (env->on_evict)
+        env->on_evict(segment);
     for (uint32_t i = 0; i < L2_IDS; i++)
         if (env->index[i].present && env->index[i].where.segment == segment)
             env->index[i].present = false;
@@ -246,8 +248,7 @@ int l2_env_queue(struct l2_env *env, const uint32_t *ids, uint32_t count, uint32
     return 0;
 }
 
-/* One turn of the log; time goes on to when it wants to run. */
-static void turn(struct l2_env *env)
+void l2_env_turn(struct l2_env *env)
 {
     int64_t next = kvt_l2_run(env->l2);
     struct kvt_l2_stats stats;
@@ -267,10 +268,10 @@ void l2_env_drain(struct l2_env *env)
     uint32_t turns = 0;
 
     while (env->in_flight) {
-        turn(env);
+        l2_env_turn(env);
         assert_true(++turns < 1000000);
     }
-    turn(env);
+    l2_env_turn(env);
 }
 
 int l2_env_put(struct l2_env *env, uint32_t id, uint32_t version, uint32_t pages)
@@ -279,7 +280,7 @@ int l2_env_put(struct l2_env *env, uint32_t id, uint32_t version, uint32_t pages
     int rc;
 
     while ((rc = l2_env_queue(env, &id, 1, version, pages)) == -EAGAIN) {
-        turn(env);
+        l2_env_turn(env);
         assert_true(++turns < 100000);
     }
     if (rc)
@@ -310,7 +311,7 @@ int l2_env_get(struct l2_env *env, uint32_t id)
     memset(read.dst, 0xa5, (size_t)at->pages * KVT_PAGE_BYTES);
     kvt_l2_read(env->l2, &read);
     while (!done) {
-        turn(env);
+        l2_env_turn(env);
         assert_true(turns++ < 1000000);
     }
     rc = read.status;
@@ -354,7 +355,7 @@ static void wait_done(void *ctx, int status)
 static int wait_for(struct l2_env *env, struct waiter *waiter)
 {
     for (uint32_t turns = 0; !waiter->done; turns++) {
-        turn(env);
+        l2_env_turn(env);
         assert_true(turns < 1000000);
     }
     return waiter->status;

@@ -42,6 +42,7 @@ struct l2_env {
     } puts[L2_IDS][8];
     struct l2_put_state states[L2_WRITES_MAX];
     uint32_t in_flight;
+    void (*on_evict)(uint32_t segment); /* optional */
     uint64_t found, evictions, reported, failed;
     int last_status;
     bool pinned_segments[1u << 12];
@@ -65,6 +66,8 @@ void l2_key(uint32_t id, struct kvt_full_key *key);
 /* Queue one record, or a list of `count` ids, as one append. 0 or kvt_l2_append()'s error. */
 int l2_env_queue(struct l2_env *env, const uint32_t *ids, uint32_t count, uint32_t version,
                  uint32_t pages);
+/* One turn of the log; the clock goes on to when it wants to run. */
+void l2_env_turn(struct l2_env *env);
 /* Run until nothing is in flight. */
 void l2_env_drain(struct l2_env *env);
 /* Queue and drain; the status of the last record. */
