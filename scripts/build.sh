@@ -16,6 +16,10 @@ options=()
 if [ "$preset" = release ] && [ -n "${KVT_LLAMA_PREFIX:-}" ]; then
     options+=("-DKVT_LLAMA_PREFIX=$KVT_LLAMA_PREFIX")
 fi
+# Warnings are errors where we look at them; a newer compiler elsewhere may have new ones.
+if [ "$preset" != dev ]; then
+    [ -n "${CI:-}" ] && options+=(-DKVT_WERROR=ON) || options+=(-DKVT_WERROR=OFF)
+fi
 # A second compiler sees the code for free: clang, where there is one, makes the thread sanitizer's.
 if [ "$preset" = tsan ] && [ ! -e "$dir/CMakeCache.txt" ] && command -v clang >/dev/null; then
     options+=(-DCMAKE_C_COMPILER=clang)

@@ -217,6 +217,8 @@ static void work_once(struct kvt_cache *cache)
     struct outcome outcomes[BATCH_MAX];
     int kind = pick_kind(cache);
     uint32_t count = take_batch(cache, kind, batch);
+    if (count == 0) /* another worker was faster */
+        return;
     const struct kvt_req *req = kvt_block_req(cache, batch[0]);
     pthread_mutex_unlock(&cache->lock);
     for (uint32_t i = 0; i < count; i++)
