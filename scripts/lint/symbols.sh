@@ -18,6 +18,9 @@ compare() { # compare LIBRARY MAP
     fi
 }
 compare "$build/libkvtier.so" src/libkvtier.map
+if [ -e "$build/libkvtier-llama.so" ]; then # needs a build with KVT_LLAMA_PREFIX
+    compare "$build/libkvtier-llama.so" src/adapters/libkvtier-llama.map
+fi
 if nm -D "$build/libkvtier.so" | grep -E ' _Z|GLIBCXX|CXXABI'; then
     echo "$build/libkvtier.so: C++ symbols"
     failed=1

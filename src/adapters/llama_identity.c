@@ -241,7 +241,7 @@ int kvt_llama_open_ns(struct kvt_llama *llama, const struct kvt_llama_opts *opts
     identity.rope = rope;
     /* rotation acts on quantised caches alone, which are refused; the switch stays part of the
      * identity, so that taking such caches later cannot mix the two */
-    identity.rotation = rotation != NULL && atoi(rotation) != 0 ? "disabled" : "";
+    identity.rotation = rotation != NULL && strtol(rotation, NULL, 10) != 0 ? "disabled" : "";
     identity.extra = extra;
     identity.salt = opts->salt;
     identity.salt_len = opts->salt_len;
