@@ -1,0 +1,328 @@
+/* kvtier demo: a real model answers over a long document, cold, from DRAM, and from disk in a new
+ * process.
+ *
+ * This file reads the command line and runs the two phases as processes of its own binary
+ * ("kvtier demo --child REQUEST FD"); each sends one JSON document through a pipe. Phase two is a
+ * process that has never seen the prompt: what it knows comes from the directory.
+ * An interrupt reaches the child, which stops between two steps and closes the store in order.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/parse.h"
+#include "cli.h"
+#include "demo.h"
+
+#define MODEL_FILE "SmolLM2-135M-Instruct.Q4_1.gguf"
+#define THREADS_MAX 8
+#define RESULT_BYTES_MAX ((size_t)4 << 20)
+
+int kvt_cmd_demo(int argc, char **argv);
+
+struct paths {
+    char cache[PATH_MAX - 64];
+    char model[PATH_MAX];
+    char digests[PATH_MAX];
+    char dir[PATH_MAX];
+};
+
+/* The cache directory of the scripts. 0, or -1 when there is no HOME. */
+static int cache_paths(struct paths *paths)
+{
+    const char *own = getenv("KVTIER_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    int n = -1;
+
+    if (own != NULL && own[0] != '\0')
+        n = snprintf(paths->cache, sizeof(paths->cache), "%s", own);
+    else if (xdg != NULL && xdg[0] != '\0')
+        n = snprintf(paths->cache, sizeof(paths->cache), "%s/kvtier", xdg);
+    else if (home != NULL && home[0] != '\0')
+        n = snprintf(paths->cache, sizeof(paths->cache), "%s/.cache/kvtier", home);
+    if (n < 0 || (size_t)n >= sizeof(paths->cache))
+        return -1;
+    snprintf(paths->model, sizeof(paths->model), "%s/models/" MODEL_FILE, paths->cache);
+    snprintf(paths->digests, sizeof(paths->digests), "%s/digests", paths->cache);
+    return 0;
+}
+
+static int64_t default_threads(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof(set), &set) != 0)
+        return 1;
+    const int count = CPU_COUNT(&set);
+    return count < THREADS_MAX ? count : THREADS_MAX;
+}
+
+static void add_text(json_t *object, const char *key, const char *text)
+{
+    if (text != NULL)
+        json_object_set_new(object, key, json_string(text));
+}
+
+static json_t *make_request(const struct demo_config *config, const json_t *first)
+{
+    json_t *request =
+        json_pack("{s:s, s:I, s:I, s:I, s:I}", "phase", first ? "restart" : "first", "level",
+                  (json_int_t)config->level, "tokens", (json_int_t)config->tokens, "threads",
+                  (json_int_t)config->threads, "window", (json_int_t)config->window);
+
+    add_text(request, "model", config->model);
+    add_text(request, "dir", config->dir);
+    add_text(request, "prompt_file", config->prompt_file);
+    add_text(request, "digest_dir", config->digest_dir);
+    if (first != NULL) {
+        json_object_set(request, "expect", json_object_get(first, "expect"));
+        json_object_set(request, "expect_logits", json_object_get(first, "expect_logits"));
+    }
+    return request;
+}
+
+static void exec_child(const char *request, int fd)
+{
+    char fd_text[16];
+
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    snprintf(fd_text, sizeof(fd_text), "%d", fd);
+    execl("/proc/self/exe", "kvtier", "demo", "--child", request, fd_text, (char *)NULL);
+    kvt_cli_error("demo", "cannot start the second process: %m");
+    _exit(KVT_EXIT_PROBLEM);
+}
+
+/* Everything the child writes; NULL when it is no JSON document. A signal that only we got is
+ * passed on once. */
+static json_t *read_result(int fd, pid_t child)
+{
+    char *text = malloc(RESULT_BYTES_MAX);
+    size_t len = 0;
+    int told = 0;
+
+    while (text != NULL && len < RESULT_BYTES_MAX) {
+        ssize_t got = read(fd, text + len, RESULT_BYTES_MAX - len);
+        if (got < 0 && errno == EINTR) {
+            if (kvt_cli_interrupted() && !told++)
+                kill(child, SIGTERM);
+            continue;
+        }
+        if (got <= 0)
+            break;
+        len += (size_t)got;
+    }
+    json_t *result = text != NULL ? json_loadb(text, len, 0, NULL) : NULL;
+    free(text);
+    return result;
+}
+
+/* Run one phase in a process of its own. NULL when it failed (it has said why). */
+static json_t *run_phase(const struct demo_config *config, const json_t *first)
+{
+    json_t *request = make_request(config, first), *result = NULL;
+    char *text = request != NULL ? json_dumps(request, JSON_COMPACT) : NULL;
+    int fds[2] = {-1, -1}, status = 0;
+
+    json_decref(request);
+    if (text == NULL || pipe(fds) != 0) {
+        kvt_cli_error("demo", "cannot start a process: %m");
+        free(text);
+        return NULL;
+    }
+    pid_t child = fork();
+    if (child == 0) {
+        close(fds[0]);
+        exec_child(text, fds[1]);
+    }
+    close(fds[1]);
+    if (child > 0) {
+        result = read_result(fds[0], child);
+        while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+            ;
+    }
+    close(fds[0]);
+    free(text);
+    if (child < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+        if (child > 0 && WIFSIGNALED(status) && !kvt_cli_interrupted())
+            kvt_cli_error("demo", "the process of a phase died of signal %d", WTERMSIG(status));
+        json_decref(result);
+        return NULL;
+    }
+    return result;
+}
+
+/* Take the files of the store out of the page cache, so that the next process reads the drive even
+ * where O_DIRECT is not to be had; remove: unlink them and the directory instead. */
+static void each_file(const char *dir, int remove)
+{
+    DIR *list = opendir(dir);
+    struct dirent *entry;
+
+    if (list == NULL)
+        return;
+    while ((entry = readdir(list)) != NULL) {
+        if (entry->d_name[0] == '.' && strspn(entry->d_name, ".") == strlen(entry->d_name))
+            continue;
+        if (remove) {
+            (void)unlinkat(dirfd(list), entry->d_name, 0);
+            continue;
+        }
+        int fd = openat(dirfd(list), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd < 0)
+            continue;
+        (void)fdatasync(fd);
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    closedir(list);
+    if (remove)
+        (void)rmdir(dir);
+}
+
+/* A directory of our own below the cache, for a run without --dir. */
+static int make_dir(struct paths *paths)
+{
+    (void)mkdir(paths->cache, 0777);
+    snprintf(paths->dir, sizeof(paths->dir), "%s/demo-XXXXXX", paths->cache);
+    if (mkdtemp(paths->dir) == NULL) {
+        kvt_cli_error("demo", "cannot make a directory below %s: %m; give one with --dir",
+                      paths->cache);
+        return -1;
+    }
+    return 0;
+}
+
+static int run_demo(const struct demo_config *config, int as_json)
+{
+    int rc = KVT_EXIT_PROBLEM;
+    json_t *report = NULL, *restart = NULL, *first = run_phase(config, NULL);
+
+    if (first != NULL) {
+        each_file(config->dir, 0);
+        if (!kvt_cli_interrupted())
+            restart = run_phase(config, first);
+    }
+    if (restart != NULL)
+        report = demo_report(config, first, restart);
+    if (report != NULL && as_json) {
+        rc = kvt_cli_json(report);
+        report = NULL;
+    } else if (report != NULL) {
+        demo_print(report);
+        rc = KVT_EXIT_OK;
+    } else if (kvt_cli_interrupted()) {
+        kvt_cli_error("demo", "interrupted; the store is in order");
+    }
+    json_decref(report);
+    json_decref(restart);
+    json_decref(first);
+    return rc;
+}
+
+static int parse_level(const char *name, int *level)
+{
+    if (name == NULL)
+        return 0;
+    *level = kvt_level_parse(name);
+    if (*level > 0 && kvt_level_supported(*level))
+        return 0;
+    kvt_cli_error("demo", "--level: '%s' is not a level of this build; one of:", name);
+    for (int i = KVT_LEVEL_INT4; i <= KVT_LEVEL_RAW; i++)
+        if (kvt_level_supported(i))
+            fprintf(stderr, "  %s\n", kvt_level_name(i));
+    return -1;
+}
+
+int kvt_cmd_demo(int argc, char **argv)
+{
+    static struct paths paths;
+    struct demo_config config = {
+        .level = KVT_LEVEL_KV4, .tokens = 2000, .window = 256, .threads = default_threads()};
+    const char *level = NULL;
+    int as_json = 0, keep = 0;
+    const struct kvt_cli_option options[] = {
+        {.name = "model",
+         .metavar = "FILE",
+         .help = "GGUF file (default: the downloaded SmolLM2)",
+         .text = &config.model},
+        {.name = "dir",
+         .metavar = "DIR",
+         .help = "directory of the store, kept (default: a new "
+                 "one, removed at the end)",
+         .text = &config.dir},
+        {.name = "level",
+         .metavar = "LEVEL",
+         .help = "raw, int4, kv4 (default), kv8",
+         .text = &level},
+        {.name = "tokens",
+         .metavar = "N",
+         .help = "length of the prompt (default 2000)",
+         .number = &config.tokens,
+         .min = 64,
+         .max = 1 << 20},
+        {.name = "prompt-file",
+         .metavar = "FILE",
+         .help = "text to ask about (default: a shipped one)",
+         .text = &config.prompt_file},
+        {.name = "threads",
+         .metavar = "N",
+         .help = "threads of llama.cpp (default: the "
+                 "processors, at most 8)",
+         .number = &config.threads,
+         .min = 1,
+         .max = 512},
+        {.name = "window",
+         .metavar = "N",
+         .help = "most recent tokens stored at kv8 (default 256)",
+         .number = &config.window,
+         .min = 0,
+         .max = 1 << 20},
+        {.name = "keep", .help = "keep the directory, and say which it is", .flag = &keep},
+        {.name = "json", .help = "one JSON document instead of the table", .flag = &as_json},
+    };
+
+    int64_t fd = 0;
+    if (argc == 4 && strcmp(argv[1], "--child") == 0 &&
+        kvt_parse_int(argv[3], 3, INT32_MAX, &fd) == 0)
+        return demo_child(argv[2], (int)fd);
+    int rc = kvt_cli_parse("demo", "[OPTION...]", options, sizeof(options) / sizeof(options[0]),
+                           NULL, 0, 0, NULL, argc, argv);
+    if (rc != 0)
+        return rc == 1 ? KVT_EXIT_OK : KVT_EXIT_USAGE;
+    if (parse_level(level, &config.level) != 0)
+        return KVT_EXIT_USAGE;
+    const int have_cache = cache_paths(&paths) == 0;
+    if (config.model == NULL) {
+        config.model = paths.model;
+        if (!have_cache || access(config.model, R_OK) != 0) {
+            kvt_cli_error("demo",
+                          "there is no model at %s; scripts/fetch-model.sh downloads it, "
+                          "or give one with --model",
+                          have_cache ? config.model : "(no HOME)");
+            return KVT_EXIT_PROBLEM;
+        }
+    }
+    config.digest_dir = have_cache ? paths.digests : NULL;
+    const int own_dir = config.dir == NULL;
+    if (own_dir && make_dir(&paths) != 0)
+        return KVT_EXIT_PROBLEM;
+    if (own_dir)
+        config.dir = paths.dir;
+    kvt_cli_catch_interrupt();
+    rc = run_demo(&config, as_json);
+    if (own_dir && !keep)
+        each_file(config.dir, 1);
+    else if (keep && !as_json)
+        printf("\nthe store is kept in %s\n", config.dir);
+    return rc;
+}

@@ -1,0 +1,198 @@
+/* kvtier demo: the document, the questions, and the prompts made of them.
+ *
+ * Every prompt is the model's chat template around "document, blank line, question", so that all
+ * share the document as prefix. The document is cut at the end of a sentence such that the first
+ * prompt has at most the tokens asked for; what follows the cut is the text of the quality
+ * measurement (its beginning again, when it is too short).
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "demo.h"
+#include "demo_document.h" /* generated: demo_document[], demo_document_len */
+
+#define FILE_BYTES_MAX ((size_t)16 << 20)
+
+/* Answers: Tomas Breck; Clara Venn; in 1871. The text is invented: no model knows them by heart. */
+static const char *const document_questions[DEMO_QUESTIONS] = {
+    "Who was the first keeper of Cape Orrin?",
+    "Who is the keeper of Port Lammas?",
+    "When was the lighthouse at Cape Orrin built?",
+};
+static const char *const file_questions[DEMO_QUESTIONS] = {
+    "What is the text above about? Answer in one sentence.",
+    "Which names does the text above mention? Answer briefly.",
+    "What does the text above say first? Answer in one sentence.",
+};
+
+static char *read_file(const char *path, size_t *len)
+{
+    char *text = NULL;
+    FILE *file = fopen(path, "rbe");
+
+    if (file == NULL) {
+        kvt_cli_error("demo", "cannot read %s: %m", path);
+        return NULL;
+    }
+    text = malloc(FILE_BYTES_MAX);
+    *len = text != NULL ? fread(text, 1, FILE_BYTES_MAX, file) : 0;
+    if (text == NULL || ferror(file) || *len == FILE_BYTES_MAX || *len == 0) {
+        kvt_cli_error("demo", "%s is empty, too long (16 MiB) or cannot be read", path);
+        free(text);
+        text = NULL;
+    }
+    fclose(file);
+    return text;
+}
+
+/* "document\n\nquestion" in the model's chat template; the caller frees it. */
+static char *apply_template(const struct demo_engine *engine, const char *document, size_t len,
+                            const char *question)
+{
+    const size_t room = len + strlen(question) + 8;
+    char *content = malloc(room), *out = NULL;
+    const char *template = llama_model_chat_template(engine->model, NULL);
+
+    if (content == NULL)
+        return NULL;
+    snprintf(content, room, "%.*s\n\n%s", (int)len, document, question);
+    const struct llama_chat_message message = {"user", content};
+    int32_t need = llama_chat_apply_template(template, &message, 1, true, NULL, 0);
+    if (need < 0) { /* a template that llama.cpp does not know: the commonest one */
+        template = "chatml";
+        need = llama_chat_apply_template(template, &message, 1, true, NULL, 0);
+    }
+    if (need > 0)
+        out = malloc((size_t)need + 1);
+    if (out != NULL) {
+        llama_chat_apply_template(template, &message, 1, true, out, need + 1);
+        out[need] = '\0';
+    }
+    free(content);
+    return out;
+}
+
+static int make_question(struct demo_question *question, const struct demo_engine *engine,
+                         const char *document, size_t len)
+{
+    char *text = apply_template(engine, document, len, question->text);
+
+    free(question->tokens);
+    question->tokens = NULL;
+    if (text != NULL)
+        question->tokens = demo_tokenize(engine, text, strlen(text), 1, &question->count);
+    free(text);
+    if (question->tokens == NULL)
+        kvt_cli_error("demo", "the prompt cannot be made of tokens (out of memory?)");
+    return question->tokens != NULL ? 0 : -1;
+}
+
+/* The end of the last sentence or paragraph at or before len; len when there is none. */
+static size_t sentence_end(const char *text, size_t len)
+{
+    for (size_t i = len; i > len / 2; i--)
+        if (text[i - 1] == '\n' || (i < len && text[i - 1] == '.' && text[i] == ' '))
+            return i;
+    return len;
+}
+
+/* How many bytes of the document make the first prompt at most `want` tokens. */
+static size_t cut_document(struct demo_prompt *prompt, const struct demo_engine *engine,
+                           const char *text, size_t len, size_t want)
+{
+    size_t count = 0, overhead = 0;
+    int32_t *tokens = demo_tokenize(engine, text, len, 0, &count);
+
+    if (tokens == NULL || make_question(&prompt->questions[0], engine, "", 0) != 0) {
+        free(tokens);
+        return 0;
+    }
+    overhead = prompt->questions[0].count;
+    if (overhead + count <= want || want <= overhead) {
+        free(tokens);
+        return want <= overhead ? 0 : len;
+    }
+    char *head = demo_detokenize(engine, tokens, want - overhead);
+    free(tokens);
+    if (head == NULL)
+        return 0;
+    size_t cut = strlen(head);
+    free(head);
+    return sentence_end(text, cut < len ? cut : len);
+}
+
+static int make_forced(struct demo_prompt *prompt, const struct demo_engine *engine,
+                       const char *text, size_t len, size_t cut)
+{
+    size_t count = 0;
+    int32_t *tokens = demo_tokenize(engine, text + cut, len - cut, 0, &count);
+
+    if (tokens != NULL && count < DEMO_FORCED_TOKENS) {
+        free(tokens);
+        tokens = demo_tokenize(engine, text, len, 0, &count);
+    }
+    if (tokens == NULL || count < DEMO_FORCED_TOKENS) {
+        kvt_cli_error("demo", "the text has %zu tokens; at least %d are needed", count,
+                      DEMO_FORCED_TOKENS);
+        free(tokens);
+        return -1;
+    }
+    prompt->forced = tokens;
+    return 0;
+}
+
+int demo_prompt_make(struct demo_prompt *prompt, const struct demo_engine *engine,
+                     const struct demo_config *config)
+{
+    const char *text = demo_document;
+    size_t len = demo_document_len;
+    char *from_file = NULL;
+    int rc = -1;
+
+    memset(prompt, 0, sizeof(*prompt));
+    if (config->prompt_file != NULL) {
+        text = from_file = read_file(config->prompt_file, &len);
+        if (text == NULL)
+            return -1;
+    }
+    for (int q = 0; q < DEMO_QUESTIONS; q++)
+        prompt->questions[q].text = from_file != NULL ? file_questions[q] : document_questions[q];
+    snprintf(prompt->title, sizeof(prompt->title), "%s",
+             from_file != NULL ? config->prompt_file
+                               : "The Keeper's Handbook of the Orrin Coast (shipped)");
+    size_t cut = cut_document(prompt, engine, text, len, (size_t)config->tokens);
+    if (cut == 0) {
+        kvt_cli_error("demo", "no sentence of the text fits into --tokens %lld",
+                      (long long)config->tokens);
+        goto out;
+    }
+    for (int q = 0; q < DEMO_QUESTIONS; q++)
+        if (make_question(&prompt->questions[q], engine, text, cut) != 0)
+            goto out;
+    rc = make_forced(prompt, engine, text, len, cut);
+out:
+    free(from_file);
+    if (rc != 0)
+        demo_prompt_free(prompt);
+    return rc;
+}
+
+void demo_prompt_free(struct demo_prompt *prompt)
+{
+    for (int q = 0; q < DEMO_QUESTIONS; q++)
+        free(prompt->questions[q].tokens);
+    free(prompt->forced);
+    memset(prompt, 0, sizeof(*prompt));
+}
+
+size_t demo_prompt_max(const struct demo_prompt *prompt)
+{
+    size_t max = 0;
+
+    for (int q = 0; q < DEMO_QUESTIONS; q++)
+        if (prompt->questions[q].count > max)
+            max = prompt->questions[q].count;
+    return max;
+}
