@@ -553,7 +553,7 @@ static void test_close_on_exec_and_no_leaks(void **state)
             continue;
         target[len] = 0;
         if (strstr(target, top) || strstr(target, "eventfd")) {
-            assert_true(fcntl(atoi(entry->d_name), F_GETFD) & FD_CLOEXEC);
+            assert_true(fcntl((int)strtol(entry->d_name, NULL, 10), F_GETFD) & FD_CLOEXEC);
             ours++;
         }
     }
