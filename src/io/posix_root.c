@@ -137,12 +137,16 @@ int kvt_posix_file_open(int dir_fd, const char *name, int flags, bool direct)
     return fd;
 }
 
-/* The pid in the lock file, 0 when there is none to read. */
+/* The owner's pid, as the lock file says; 0 when it is not known, or when readers hold the lock. */
 static int64_t read_pid(int fd)
 {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     char text[32];
-    ssize_t len = pread(fd, text, sizeof text - 1, 0);
+    ssize_t len;
 
+    if (!fcntl(fd, F_OFD_GETLK, &range) && range.l_type == F_RDLCK)
+        return 0;
+    len = pread(fd, text, sizeof text - 1, 0);
     if (len <= 0)
         return 0;
     text[len] = 0;

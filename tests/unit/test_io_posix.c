@@ -361,7 +361,8 @@ static void test_second_instance(void **state)
     /* readers share, and keep an owner out */
     assert_int_equal(reader->ops->lock(reader, NULL), 0);
     second = must_open(in_top("root"));
-    assert_int_equal(second->ops->lock(second, NULL), KVT_E_LOCKED);
+    assert_int_equal(second->ops->lock(second, &pid), KVT_E_LOCKED);
+    assert_int_equal(pid, 0); /* the pid in the file is an earlier owner's */
     reader->ops->destroy(reader);
     assert_int_equal(second->ops->lock(second, NULL), 0);
     second->ops->destroy(second);

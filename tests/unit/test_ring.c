@@ -367,6 +367,44 @@ static void test_hostile_consumer(void **state)
     teardown(&m);
 }
 
+/* Each check alone, with everything else right. */
+static void test_malformed_words(void **state)
+{
+    const uint64_t filler = 0x4b564649ull << 32, message = 0x4b564652ull << 32;
+    struct mapping m;
+    const void *frame;
+    uint64_t word;
+
+    (void)state;
+    setup(&m, CAPACITY);
+    atomic_store(&m.producer.shared->tail, CAPACITY + 8); /* more than there is room for */
+    word = message | 8;
+    memcpy(m.producer.data, &word, sizeof word);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), KVT_E_CORRUPT);
+    atomic_store(&m.producer.shared->tail, 16);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), 8);
+    word = message | 16; /* longer than what was published */
+    memcpy(m.producer.data, &word, sizeof word);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), KVT_E_CORRUPT);
+    atomic_store(&m.producer.shared->tail, CAPACITY);
+    word = message | (CAPACITY / 4 + 8); /* longer than a frame may be */
+    memcpy(m.producer.data, &word, sizeof word);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), KVT_E_CORRUPT);
+    word = message | 12; /* not whole words */
+    memcpy(m.producer.data, &word, sizeof word);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), KVT_E_CORRUPT);
+    word = filler | (CAPACITY - 16); /* a filler that ends before the end */
+    memcpy(m.producer.data, &word, sizeof word);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), KVT_E_CORRUPT);
+    word = filler | (CAPACITY - 8); /* a right one: the ring is empty after it */
+    memcpy(m.producer.data, &word, sizeof word);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), 0);
+    /* the consumer's position beyond ours: the ring looks full, for ever */
+    atomic_store(&m.producer.shared->head, 8);
+    assert_null(kvt_ring_reserve(&m.producer, 8));
+    teardown(&m);
+}
+
 static void test_attach_refuses_nonsense(void **state)
 {
     struct kvt_ring ring;
@@ -396,6 +434,7 @@ int main(void)
         cmocka_unit_test(test_two_threads),
         cmocka_unit_test(test_hostile_producer),
         cmocka_unit_test(test_hostile_consumer),
+        cmocka_unit_test(test_malformed_words),
         cmocka_unit_test(test_attach_refuses_nonsense),
     };
 
