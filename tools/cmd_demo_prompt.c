@@ -14,6 +14,7 @@
 #include "demo_document.h" /* generated: demo_document[], demo_document_len */
 
 #define FILE_BYTES_MAX ((size_t)16 << 20)
+#define TOKEN_BYTES_MAX 64 /* bytes of text per token, more than any text has on average */
 
 /* Answers: Tomas Breck; Clara Venn; in 1871. The text is invented: no model knows them by heart. */
 static const char *const document_questions[DEMO_QUESTIONS] = {
@@ -98,29 +99,42 @@ static size_t sentence_end(const char *text, size_t len)
     return len;
 }
 
-/* How many bytes of the document make the first prompt at most `want` tokens. */
+/* Tokens of the first len bytes; SIZE_MAX on failure. */
+static size_t count_tokens(const struct demo_engine *engine, const char *text, size_t len)
+{
+    size_t count = 0;
+    int32_t *tokens = demo_tokenize(engine, text, len, 0, &count);
+
+    if (tokens == NULL)
+        return SIZE_MAX;
+    free(tokens);
+    return count;
+}
+
+/* How many bytes of the document make the first prompt at most `want` tokens; 0: none, or failed.
+ */
 static size_t cut_document(struct demo_prompt *prompt, const struct demo_engine *engine,
                            const char *text, size_t len, size_t want)
 {
-    size_t count = 0, overhead = 0;
-    int32_t *tokens = demo_tokenize(engine, text, len, 0, &count);
+    size_t low = 0, high = len;
 
-    if (tokens == NULL || make_question(&prompt->questions[0], engine, "", 0) != 0) {
-        free(tokens);
+    if (make_question(&prompt->questions[0], engine, "", 0) != 0 ||
+        want <= prompt->questions[0].count)
         return 0;
+    const size_t room = want - prompt->questions[0].count;
+    if (high / TOKEN_BYTES_MAX > room)
+        high = room * TOKEN_BYTES_MAX;
+    while (low < high) { /* the longest prefix that fits */
+        const size_t middle = high - (high - low) / 2;
+        const size_t count = count_tokens(engine, text, middle);
+        if (count == SIZE_MAX)
+            return 0;
+        if (count <= room)
+            low = middle;
+        else
+            high = middle - 1;
     }
-    overhead = prompt->questions[0].count;
-    if (overhead + count <= want || want <= overhead) {
-        free(tokens);
-        return want <= overhead ? 0 : len;
-    }
-    char *head = demo_detokenize(engine, tokens, want - overhead);
-    free(tokens);
-    if (head == NULL)
-        return 0;
-    size_t cut = strlen(head);
-    free(head);
-    return sentence_end(text, cut < len ? cut : len);
+    return low < len ? sentence_end(text, low) : len;
 }
 
 static int make_forced(struct demo_prompt *prompt, const struct demo_engine *engine,

@@ -9,6 +9,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -36,6 +37,7 @@ struct tiny_spec {
     uint32_t key_length, value_length; /* 0: width / heads */
     uint32_t window;                   /* sliding window, 0: none */
     uint64_t seed;                     /* of the weights */
+    int words;                         /* 1: with llama.cpp's test tokenizer, else no vocabulary */
 };
 
 static const struct tiny_spec tiny_plain = {
@@ -94,7 +96,18 @@ static inline struct gguf_context *tiny_metadata(const struct tiny_spec *spec)
     tiny_u32(gguf, arch, "ssm.group_count", 1);
     snprintf(name, sizeof(name), "%s.rope.dimension_sections", arch);
     gguf_set_arr_data(gguf, name, GGUF_TYPE_UINT32, sections, 4);
-    gguf_set_val_str(gguf, "tokenizer.ggml.model", "no_vocab");
+    gguf_set_val_str(gguf, "tokenizer.ggml.model", spec->words ? "test" : "no_vocab");
+    if (spec->words) {
+        static char names[HELP_VOCAB][16];
+        static const char *list[HELP_VOCAB];
+        static float scores[HELP_VOCAB];
+        for (int i = 0; i < HELP_VOCAB; i++) {
+            snprintf(names[i], sizeof(names[i]), "tok_%d", i);
+            list[i] = names[i];
+        }
+        gguf_set_arr_str(gguf, "tokenizer.ggml.tokens", list, HELP_VOCAB);
+        gguf_set_arr_data(gguf, "tokenizer.ggml.scores", GGUF_TYPE_FLOAT32, scores, HELP_VOCAB);
+    }
     return gguf;
 }
 

@@ -1,0 +1,344 @@
+/* Goal: `kvtier demo` keeps its word end to end: both phases, in two processes, on a fresh store;
+ * at raw every logit is the same; the JSON has the promised fields; bad input is named before any
+ * work; an interrupt leaves a usable store and no process. Method: the real binary on a tiny random
+ * model written to a file; the real model too, where it has been downloaded (KVT_TEST_MODEL, or the
+ * scripts' cache).
+ */
+#include <jansson.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "llama_help.h"
+
+extern char **environ;
+
+static char work[64], model[128];
+
+struct outcome {
+    int status; /* exit code, or -signal */
+    char out[65536], err[8192];
+};
+
+static void read_all(const char *path, char *text, size_t room)
+{
+    FILE *file = fopen(path, "rb");
+
+    assert_non_null(file);
+    size_t len = fread(text, 1, room - 1, file);
+    text[len] = '\0';
+    fclose(file);
+}
+
+static pid_t start(const char *const argv[], const char *out, const char *err)
+{
+    posix_spawn_file_actions_t actions;
+    pid_t child;
+
+    assert_int_equal(posix_spawn_file_actions_init(&actions), 0);
+    assert_int_equal(
+        posix_spawn_file_actions_addopen(&actions, 1, out, O_WRONLY | O_CREAT | O_TRUNC, 0600), 0);
+    assert_int_equal(
+        posix_spawn_file_actions_addopen(&actions, 2, err, O_WRONLY | O_CREAT | O_TRUNC, 0600), 0);
+    assert_int_equal(
+        posix_spawn(&child, KVT_TOOL, &actions, NULL, (char *const *)(uintptr_t)argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    return child;
+}
+
+/* Run `kvtier demo` with up to 12 more words (NULL ends). */
+static void demo(struct outcome *outcome, const char *const words[])
+{
+    const char *argv[16] = {"kvtier", "demo"};
+    char out[128], err[128];
+    int status;
+
+    for (int i = 0; words[i] != NULL; i++)
+        argv[i + 2] = words[i];
+    snprintf(out, sizeof(out), "%s/out", work);
+    snprintf(err, sizeof(err), "%s/err", work);
+    pid_t child = start(argv, out, err);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    outcome->status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+    read_all(out, outcome->out, sizeof(outcome->out));
+    read_all(err, outcome->err, sizeof(outcome->err));
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    struct tiny_spec spec = tiny_plain;
+
+    snprintf(work, sizeof(work), "/var/tmp/kvt-test-demo-XXXXXX");
+    assert_non_null(mkdtemp(work));
+    snprintf(model, sizeof(model), "%s/tiny.gguf", work);
+    spec.words = 1;
+    struct llama_model *tiny = tiny_model(&spec);
+    llama_model_save_to_file(tiny, model);
+    llama_model_free(tiny);
+    assert_int_equal(setenv("KVTIER_CACHE_DIR", work, 1), 0);
+    return 0;
+}
+
+static void remove_tree(const char *dir)
+{
+    char path[4200];
+    struct dirent *entry;
+    DIR *list = opendir(dir);
+
+    if (list == NULL)
+        return;
+    while ((entry = readdir(list)) != NULL) {
+        struct stat st;
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
+            continue;
+        snprintf(path, sizeof(path), "%s/%s", dir, entry->d_name);
+        if (lstat(path, &st) == 0 && S_ISDIR(st.st_mode))
+            remove_tree(path);
+        else
+            (void)unlink(path);
+    }
+    closedir(list);
+    (void)rmdir(dir);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    remove_tree(work);
+    return 0;
+}
+
+static double number(const json_t *object, const char *a, const char *b)
+{
+    const json_t *value = json_object_get(object, a);
+
+    if (b != NULL)
+        value = json_object_get(value, b);
+    if (!json_is_number(value))
+        fail_msg("no number %s %s", a, b != NULL ? b : "");
+    return json_number_value(value);
+}
+
+/* The fields of the document, whatever the model and level. */
+static json_t *check_json(const struct outcome *outcome, int want_identical)
+{
+    json_t *report = json_loads(outcome->out, 0, NULL);
+
+    if (outcome->status != 0 || report == NULL)
+        fail_msg("exit %d, stderr '%s', stdout '%.200s'", outcome->status, outcome->err,
+                 outcome->out);
+    assert_true(json_is_string(json_object_get(report, "model")));
+    assert_true(json_is_string(json_object_get(report, "level")));
+    assert_true(json_is_boolean(json_object_get(report, "direct_io")));
+    const double tokens = number(report, "prompt_tokens", NULL);
+    assert_true(number(report, "ttft_ms", "cold") > 0);
+    assert_true(number(report, "ttft_ms", "dram") > 0);
+    assert_true(number(report, "ttft_ms", "disk") > 0);
+    const double loaded = number(report, "loaded_tokens", "dram");
+    assert_true(loaded > 0 && loaded < tokens && loaded + 16 >= tokens);
+    assert_true(number(report, "loaded_tokens", "disk") == loaded);
+    assert_true(number(report, "engine_bytes_per_token", NULL) > 0);
+    assert_true(number(report, "stored_bytes_per_token", NULL) > 0);
+    const double agreement = number(report, "top1_agreement", NULL);
+    assert_true(agreement >= 0 && agreement <= 1);
+    if (want_identical) {
+        const json_t *identical = json_object_get(report, "logits_identical");
+        assert_true(json_is_true(json_object_get(identical, "dram")));
+        assert_true(json_is_true(json_object_get(identical, "disk")));
+        assert_true(agreement == 1);
+    }
+    /* the second process had nothing in DRAM */
+    const json_t *first = json_array_get(json_object_get(report, "questions"), 0);
+    const json_t *disk = json_object_get(first, "disk");
+    assert_true(number(disk, "blocks_disk", NULL) == loaded / 16);
+    assert_true(number(disk, "blocks_dram", NULL) == 0);
+    assert_int_equal(json_array_size(json_object_get(report, "questions")), 3);
+    return report;
+}
+
+static int count_demo_dirs(void)
+{
+    DIR *list = opendir(work);
+    struct dirent *entry;
+    int count = 0;
+
+    assert_non_null(list);
+    while ((entry = readdir(list)) != NULL)
+        count += strncmp(entry->d_name, "demo-", 5) == 0;
+    closedir(list);
+    return count;
+}
+
+static void test_raw_is_identical(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+
+    demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1",
+                                    "--level", "raw", "--json", NULL});
+    json_decref(check_json(&outcome, 1));
+    assert_string_equal(outcome.err, ""); /* no progress in a pipe */
+    assert_int_equal(count_demo_dirs(), 0);
+}
+
+static void test_kv4_table(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+
+    demo(&outcome, (const char *[]){"--model", model, "--tokens", "400", "--threads", "1", NULL});
+    assert_int_equal(outcome.status, 0);
+    assert_non_null(strstr(outcome.out, "time to first token"));
+    assert_non_null(strstr(outcome.out, "bytes per token"));
+    assert_non_null(strstr(outcome.out, "same next token as the exact cache"));
+}
+
+/* A directory that is given is kept, and found again by the next run. */
+static void test_kept_directory(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    char store[128];
+    struct stat st;
+
+    snprintf(store, sizeof(store), "%s/store", work);
+    for (int run = 0; run < 2; run++) {
+        demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1",
+                                        "--dir", store, "--json", NULL});
+        json_t *report = check_json(&outcome, 0);
+        const json_t *save = json_object_get(report, "save");
+        assert_true((json_integer_value(json_object_get(save, "blocks")) > 0) == (run == 0));
+        json_decref(report);
+        assert_int_equal(stat(store, &st), 0);
+    }
+    remove_tree(store);
+}
+
+static void test_own_text(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    char path[128];
+
+    snprintf(path, sizeof(path), "%s/text", work);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    for (int i = 0; i < 400; i++)
+        fprintf(file, "Sentence number %d says %d. ", i, i * i);
+    fclose(file);
+    demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1",
+                                    "--prompt-file", path, "--json", NULL});
+    json_t *report = check_json(&outcome, 0);
+    assert_string_equal(json_string_value(json_object_get(report, "document")), path);
+    json_decref(report);
+    assert_int_equal(truncate(path, 100), 0); /* too short to measure with */
+    demo(&outcome,
+         (const char *[]){"--model", model, "--threads", "1", "--prompt-file", path, NULL});
+    assert_int_equal(outcome.status, 1);
+    assert_non_null(strstr(outcome.err, "at least 256"));
+}
+
+/* Bad input: an exit code and a sentence that names the thing, and no directory left behind. */
+static void test_bad_input(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    char cut[128];
+    const struct {
+        int status;
+        const char *word;
+        const char *argv[8];
+    } cases[] = {
+        {2, "--tokens", {"--tokenz", "5", NULL}},
+        {2, "--tokens", {"--tokens", "many", NULL}},
+        {2, "kv4", {"--level", "kv44", "--model", model, NULL}},
+        {1, "/nonexistent", {"--model", "/nonexistent", NULL}},
+        {1, "not a GGUF", {"--model", "/etc/passwd", NULL}},
+        {1, "fetch-model", {"--tokens", "300", NULL}}, /* no model in this cache */
+        {1, "cannot read", {"--model", model, "--prompt-file", "/nonexistent", NULL}},
+        {1, "smaller --tokens", {"--model", model, "--tokens", "4000", NULL}},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        demo(&outcome, (const char *const *)cases[i].argv);
+        if (outcome.status != cases[i].status || strstr(outcome.err, cases[i].word) == NULL)
+            fail_msg("case %zu: exit %d, '%s'", i, outcome.status, outcome.err);
+        assert_string_equal(outcome.out, "");
+    }
+    /* a truncated model is said to be one, before it is loaded */
+    static char bytes[8 << 20];
+    snprintf(cut, sizeof(cut), "%s/cut.gguf", work);
+    FILE *file = fopen(model, "rb");
+    size_t len = fread(bytes, 1, sizeof(bytes), file);
+    fclose(file);
+    file = fopen(cut, "wb");
+    assert_int_equal(fwrite(bytes, 1, len / 2, file), len / 2);
+    fclose(file);
+    demo(&outcome, (const char *[]){"--model", cut, NULL});
+    assert_int_equal(outcome.status, 1);
+    assert_non_null(strstr(outcome.err, "is truncated"));
+    assert_int_equal(count_demo_dirs(), 0);
+}
+
+/* Ctrl-C at different moments: a clean end, no process left, and the store opens afterwards. */
+static void test_interrupt(void **state)
+{
+    (void)state;
+    char store[128], out[128], err[128];
+    static struct outcome outcome;
+    int status;
+
+    snprintf(store, sizeof(store), "%s/interrupted", work);
+    snprintf(out, sizeof(out), "%s/out", work);
+    snprintf(err, sizeof(err), "%s/err", work);
+    for (int ms = 20; ms <= 500; ms += 120) {
+        const char *argv[] = {"kvtier",    "demo", "--model", model, "--tokens", "1500",
+                              "--threads", "1",    "--dir",   store, NULL};
+        const struct timespec wait = {0, ms * 1000000};
+        pid_t child = start(argv, out, err);
+        nanosleep(&wait, NULL);
+        assert_int_equal(kill(child, SIGINT), 0);
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            break; /* it was faster than we */
+        read_all(err, outcome.err, sizeof(outcome.err));
+        if (!(WIFEXITED(status) && WEXITSTATUS(status) == 1) &&
+            !(WIFSIGNALED(status) && ms == 20)) /* before the handler was set */
+            fail_msg("after %d ms: status %d, '%s'", ms, status, outcome.err);
+    }
+    demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1", "--dir",
+                                    store, "--json", NULL});
+    json_decref(check_json(&outcome, 0));
+    remove_tree(store);
+}
+
+/* The model of the demo itself, when it is there. */
+static void test_real_model(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    const char *path = getenv("KVT_TEST_MODEL");
+
+    if (path == NULL || access(path, R_OK) != 0)
+        skip();
+    demo(&outcome, (const char *[]){"--model", path, "--tokens", "150", "--threads", "1", "--level",
+                                    "raw", "--json", NULL});
+    json_t *report = check_json(&outcome, 1);
+    assert_true(number(report, "engine_bytes_per_token", NULL) == 23040);
+    json_decref(report);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_raw_is_identical), cmocka_unit_test(test_kv4_table),
+        cmocka_unit_test(test_kept_directory),   cmocka_unit_test(test_own_text),
+        cmocka_unit_test(test_bad_input),        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_real_model),
+    };
+    llama_backend_init();
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
