@@ -5,7 +5,9 @@
  * queued by submit() and reported by reap(). Completions only record; the owner's loop acts.
  * Threads: one owner thread calls everything; a backend may use threads of its own inside.
  * Errors: -errno in results. Short transfers: the backend continues until the request is whole, at
- * end of file, or failed; EINTR is retried inside; `result` is bytes moved or -errno.
+ * end of file, or failed; EINTR is retried inside; `result` is bytes moved or -errno. A malformed
+ * request (kind, file, alignment) is accepted and completes with -EINVAL or -EBADF.
+ * Order: requests in flight may run in any order.
  * Backends: posix (thread pool), mem (tests, simulator); fault wraps any.
  */
 #ifndef KVT_IO_IO_H
@@ -63,19 +65,24 @@ struct kvt_io_ops {
     void (*close)(struct kvt_io *io, int file);
     int64_t (*size)(struct kvt_io *io, int file);
     int (*truncate)(struct kvt_io *io, int file, uint64_t bytes);
-    int (*allocate)(struct kvt_io *io, int file, uint64_t bytes); /* reserve space; EOPNOTSUPP ok */
-    int (*punch)(struct kvt_io *io, int file, uint64_t offset, uint64_t bytes); /* reads as zeros */
+    /* Reserve space for [0, bytes) and grow the file to at least that, reading as zeros. After an
+     * error (-ENOSPC; -EOPNOTSUPP: callers go on without) the size is what it was. */
+    int (*allocate)(struct kvt_io *io, int file, uint64_t bytes);
+    /* Make a range (multiples of KVT_IO_ALIGN) read as zeros; never grows the file. */
+    int (*punch)(struct kvt_io *io, int file, uint64_t offset, uint64_t bytes);
     int (*unlink)(struct kvt_io *io, const char *name);
     int (*rename)(struct kvt_io *io, const char *from, const char *to);
     int (*sync_dir)(struct kvt_io *io);
     /* Call fn for every entry but "." and ".."; a non-zero return of fn stops and is returned. */
     int (*list)(struct kvt_io *io, int (*fn)(void *arg, const char *name), void *arg);
     /* Take the exclusive lock of the root (a lock file); 0, KVT_E_LOCKED, -errno. Held until
-     * destroy. owner_pid: optional, who holds it when locked. */
+     * destroy. owner_pid: optional, who holds it when locked, 0 when that is not known. A read-only
+     * instance takes a shared lock, or none where no owner has ever been. */
     int (*lock)(struct kvt_io *io, int64_t *owner_pid);
     void (*info)(struct kvt_io *io, struct kvt_io_info *info);
 
-    /* Data. submit() never blocks; 0, or -EAGAIN when the backend's queue is full. */
+    /* Data. submit() never blocks; 0; -EAGAIN when the backend's queue is full; -EIO in a forked
+     * child, which has none of the backend's threads. */
     int (*submit)(struct kvt_io *io, struct kvt_io_req *req);
     /* Move up to max completed requests into out; returns how many. Never blocks. */
     unsigned (*reap)(struct kvt_io *io, struct kvt_io_req **out, unsigned max);
@@ -95,7 +102,9 @@ int kvt_io_sync_now(struct kvt_io *io, int file);
 
 /* Backends. path: the root directory, created 0700 (one level) if absent unless read_only; refused
  * when it is a symlink (KVT_E_SYMLINK), not a directory (-ENOTDIR), or not writable
- * (KVT_E_READ_ONLY). threads: 1..16. direct: -1 auto (probe), 0 off, 1 required. */
+ * (KVT_E_READ_ONLY). threads: 1..16. direct: -1 auto (probe), 0 off, 1 required (KVT_E_UNSUPPORTED
+ * when the probe fails; info.why has the reason otherwise, and one warning is logged). Read-only
+ * instances are buffered. */
 struct kvt_io_posix_params {
     const char *path;
     int threads;

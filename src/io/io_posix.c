@@ -163,7 +163,7 @@ static int posix_allocate(struct kvt_io *io, int number, uint64_t bytes)
         return 0;
     rc = errno == ENOSYS ? -EOPNOTSUPP : -errno;
     /* a failed reservation may have got part of the way: give that back */
-    if ((uint64_t)before.st_size < bytes && rc == -ENOSPC && ftruncate(fd, before.st_size) < 0)
+    if ((uint64_t)before.st_size < bytes && ftruncate(fd, before.st_size) < 0)
         return -errno;
     return rc;
 }
