@@ -7,6 +7,7 @@
 #define KVT_COMMANDS(X)                                                                   \
     X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")  \
     X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")    \
+    X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                  \
     X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good") \
     X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")
 

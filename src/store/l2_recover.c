@@ -27,6 +27,7 @@ struct recovery {
     const struct kvt_l2_survey_segment
         *held;     /* the youngest without footer; entries in actives[0] */
     bool sealable; /* it was read to its end */
+    bool whole; /* all of its records are good: else its batch headers must not be walked again */
     uint64_t max_generation, max_sequence;
     uint8_t *tails;
     struct kvt_io_req *reqs;
@@ -254,7 +255,8 @@ static void seal_held(struct recovery *r)
 }
 
 /* The scanned segment has no footer: keep what is needed to go on in it. */
-static void hold(struct recovery *r, const struct kvt_l2_survey_segment *file, bool sealable)
+static void hold(struct recovery *r, const struct kvt_l2_survey_segment *file, bool sealable,
+                 bool whole)
 {
     struct kvt_l2_scan *scan = &r->scan;
     struct kvt_l2_active *active = &r->l2->actives[0];
@@ -269,6 +271,7 @@ static void hold(struct recovery *r, const struct kvt_l2_survey_segment *file, b
     active->previous = scan->previous;
     r->held = file;
     r->sealable = sealable;
+    r->whole = whole;
 }
 
 /* What the last close made durable needs no check. */
@@ -306,7 +309,7 @@ static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segmen
     kvt_l2_segment_move(l2, file->number, KVT_L2_SEALED);
     l2->stats.segments_live++;
     if (scan->batches)
-        hold(r, file, !rc);
+        hold(r, file, !rc, !removed);
     return 0;
 }
 
@@ -381,7 +384,7 @@ static void resume(struct recovery *r)
     slot = kvt_l2_file_get(l2, active->segment, false);
     if (slot >= 0 && segment->bytes != l2->segment_bytes)
         rc = kvt_l2_segment_space(l2, active->segment, l2->files[slot].file);
-    if (slot < 0 || rc || !r->sealable) {
+    if (slot < 0 || rc || !r->sealable || !r->whole) {
         kvt_l2_file_put(l2, slot);
         seal_held(r);
         return;

@@ -9,8 +9,8 @@
 #include "kvtier/error.h"
 #include "store/l2_internal.h"
 
-/* What the next write says: room for the strides ahead. */
-static void super_compose(struct kvt_l2 *l2)
+/* What the next write says: room for the strides ahead. last: nothing is in flight, none follows. */
+static void super_compose(struct kvt_l2 *l2, bool last)
 {
     struct kvt_l2_super *super = &l2->super;
     struct kvt_superblock *next = &super->next;
@@ -37,7 +37,7 @@ static void super_compose(struct kvt_l2 *l2)
     } else if (l2->journal.epoch == durable->journal_epoch) {
         next->journal_pages = KVT_MAX(durable->journal_pages, l2->journal.pages);
     }
-    if (l2->closing && l2->open && l2->open->written == l2->open->synced) {
+    if (last && l2->open && l2->open->written == l2->open->synced) {
         next->clean_generation = l2->segments[l2->open->segment].generation;
         next->clean_page = l2->open->next_page;
     } else {
@@ -83,7 +83,7 @@ void kvt_l2_super_pump(struct kvt_l2 *l2, int64_t now)
         l2->params.read_only)
         return;
     super->wanted = false;
-    super_compose(l2);
+    super_compose(l2, false);
     memset(req, 0, offsetof(struct kvt_io_req, iov));
     req->kind = KVT_IO_WRITE;
     req->file = super->file;
@@ -101,7 +101,7 @@ int kvt_l2_super_write_now(struct kvt_l2 *l2)
     int64_t got;
     int rc;
 
-    super_compose(l2);
+    super_compose(l2, l2->closing);
     got = kvt_io_write_now(l2->io, super->file, super->next.copy * (uint64_t)KVT_PAGE_BYTES,
                            super->page, KVT_PAGE_BYTES);
     if (got != KVT_PAGE_BYTES)

@@ -8,13 +8,15 @@
  *  - every record that is found and verifies has the bytes that were put (the helper checks);
  *  - what a returned flush covered is there, unless its segment was recycled;
  *  - what a returned purge covered is not there;
- *  - recovering a second time finds the same. */
+ *  - recovering a second time finds the same;
+ *  - fsck finds nothing that a crash does not explain, before and after. */
 #include <string.h>
 
 #include "support/store_help.h"
 
 #include "base/checked.h"
 #include "kvtier/error.h"
+#include "store/fsck.h"
 #include "support/crash_io.h"
 #include "support/l2_help.h"
 
@@ -66,6 +68,23 @@ static void check_one(uint32_t id)
     }
 }
 
+static void show_finding(void *ctx, bool problem, const char *text)
+{
+    (void)ctx;
+    if (problem)
+        print_message("fsck: %s\n", text);
+}
+
+static void check_fsck(struct kvt_io *io)
+{
+    struct kvt_fsck_params params = {.io = io, .found = show_finding};
+    struct kvt_fsck_report report;
+    int rc = kvt_fsck(&params, &report);
+
+    assert_true(rc == 0 || rc == 1); /* 1: empty */
+    assert_int_equal(report.problems, 0);
+}
+
 static void crashed(void *ctx)
 {
     uint64_t found;
@@ -77,6 +96,7 @@ static void crashed(void *ctx)
         return;
     image = crash_io_image(world.io, world.mode, &rng);
     assert_non_null(image);
+    check_fsck(image);
     l2_env_init(&other, CAP);
     memcpy(other.puts, env.puts, sizeof other.puts);
     rc = l2_env_open(&other, image);
@@ -101,6 +121,7 @@ static void crashed(void *ctx)
         assert_int_equal(l2_env_put(second, 7, 1000, 3), 0);
         assert_int_equal(l2_env_get(second, 7), 0);
         l2_env_close(second);
+        check_fsck(again);
         again->ops->destroy(again);
         free(second);
     }
