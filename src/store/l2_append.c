@@ -260,7 +260,7 @@ bool kvt_l2_append_report(struct kvt_l2 *l2, int64_t now)
                     (unsigned)active->segment, kvt_strerror(batch->status));
             active->failed = true;
             if (batch->status == KVT_E_NO_SPACE)
-                l2->segments[active->segment].retry_ns = now + l2->pause_ns;
+                l2->segments[active->segment].retry_ns = now + KVT_L2_PAUSE_NS_MIN;
             kvt_l2_failed(l2, batch->status, now);
         } else {
             active->gap = active->gap || active->failed;

@@ -124,6 +124,7 @@ struct kvt_l2_prepare {
     struct kvt_segment_header *page;
     uint32_t segment;
     int slot;
+    bool recycled; /* it held records before */
     enum kvt_l2_step step;
     int64_t retry_ns;
 };
@@ -253,7 +254,7 @@ struct kvt_l2 {
     uint64_t seals_started, seals_done;
     int sync_status; /* an earlier seal or sync lost data: the next flush says so */
 
-    uint32_t fail_streak;
+    uint32_t fail_streak, create_fails;
     int64_t pause_until_ns, pause_ns, create_retry_ns;
     int pause_status;
 

@@ -12,6 +12,8 @@
 #include "kvtier/error.h"
 #include "store/l2_internal.h"
 
+#define CREATE_TRIES 3u /* to make a file, before recycling instead */
+
 void kvt_l2_worked(struct kvt_l2 *l2)
 {
     l2->fail_streak = 0;
@@ -26,14 +28,17 @@ static void pause_writes(struct kvt_l2 *l2, int status, int64_t now)
     l2->pause_ns = KVT_MIN(l2->pause_ns * 2, (int64_t)KVT_L2_PAUSE_NS_MAX);
 }
 
-/* One failure may be a bad spot and costs one segment's rest; a second one in a row is a bad drive
- * or a full one: wait, so that retrying does not evict everything. */
+/* One failure may be a bad spot and costs one segment's rest; a second one in a row is a bad drive:
+ * wait, so that retrying does not evict everything. For lack of space the log goes on in segments
+ * that have theirs, and pauses only when there is none. */
 void kvt_l2_failed(struct kvt_l2 *l2, int status, int64_t now)
 {
-    if (status == KVT_E_NO_SPACE)
+    if (status == KVT_E_NO_SPACE) {
         l2->stats.enospc++;
-    if (++l2->fail_streak >= 2)
+        l2->create_retry_ns = now + KVT_L2_PAUSE_NS_MIN;
+    } else if (++l2->fail_streak >= 2) {
         pause_writes(l2, status, now);
+    }
 }
 
 static uint32_t blank_segment(const struct kvt_l2 *l2, int64_t now)
@@ -93,8 +98,10 @@ static void prepare_failed(struct kvt_l2 *l2, int status, int64_t now)
     kvt_l2_file_put(l2, prepare->slot);
     prepare->slot = -1;
     prepare->step = KVT_L2_IDLE;
-    l2->segments[prepare->segment].retry_ns = now + l2->pause_ns;
+    l2->segments[prepare->segment].retry_ns = now + KVT_L2_PAUSE_NS_MIN;
     kvt_l2_segment_move(l2, prepare->segment, KVT_L2_BLANK);
+    if (status == KVT_E_NO_SPACE && !prepare->recycled) /* a file without space is of no use */
+        (void)kvt_l2_segment_unlink(l2, prepare->segment);
     kvt_l2_failed(l2, status, now);
 }
 
@@ -186,6 +193,7 @@ static void prepare_segment(struct kvt_l2 *l2, uint32_t number, int64_t now)
     segment->retry_ns = INT64_MIN;
     l2->prepare.segment = number;
     l2->prepare.slot = slot;
+    l2->prepare.recycled = evict;
     if (evict) {
         l2->stats.segments_recycled++;
         l2->stats.segments_live--;
@@ -202,11 +210,35 @@ static void prepare_segment(struct kvt_l2 *l2, uint32_t number, int64_t now)
         write_header(l2);
 }
 
+/* A new file, when one may be made. *again: making it failed in a way that may pass: do not recycle
+ * for that yet. */
+static uint32_t new_segment(struct kvt_l2 *l2, int64_t now, bool *again)
+{
+    uint32_t number = absent_segment(l2, now);
+    int rc;
+
+    if (number == KVT_L2_NONE)
+        return number;
+    rc = create_segment(l2, number);
+    if (!rc) {
+        l2->create_fails = 0;
+        return number;
+    }
+    *again = rc != -ENOSPC && ++l2->create_fails < CREATE_TRIES;
+    if (*again)
+        return KVT_L2_NONE;
+    kvt_log(&l2->params.log, KVT_LOG_WARN, "no new segment: %s; using those that exist",
+            kvt_strerror(rc));
+    l2->stats.enospc += rc == -ENOSPC;
+    l2->create_fails = 0;
+    l2->create_retry_ns = now + KVT_L2_PAUSE_NS_MIN;
+    return KVT_L2_NONE;
+}
+
 void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now)
 {
     uint32_t number;
-    bool busy = false;
-    int rc;
+    bool busy = false, again = false;
 
     if (l2->prepare.step != KVT_L2_IDLE || !want_next(l2) || l2->pause_until_ns > now ||
         l2->prepare.retry_ns > now)
@@ -216,22 +248,13 @@ void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now)
         return;
     }
     number = blank_segment(l2, now);
-    if (number == KVT_L2_NONE) {
-        number = absent_segment(l2, now);
-        rc = number == KVT_L2_NONE ? 0 : create_segment(l2, number);
-        if (rc) {
-            kvt_log(&l2->params.log, KVT_LOG_WARN, "no new segment: %s; using those that exist",
-                    kvt_strerror(rc));
-            l2->stats.enospc += rc == -ENOSPC;
-            l2->create_retry_ns = now + KVT_L2_PAUSE_NS_MIN;
-            number = KVT_L2_NONE;
-        }
-    }
     if (number == KVT_L2_NONE)
+        number = new_segment(l2, now, &again);
+    if (number == KVT_L2_NONE && !again)
         number = sealed_segment(l2, now, &busy);
     if (number != KVT_L2_NONE)
         prepare_segment(l2, number, now);
-    else if (busy || l2->open || l2->closed)
+    else if (again || busy || l2->open || l2->closed)
         l2->prepare.retry_ns = now + KVT_L2_RETRY_NS;
     else
         pause_writes(l2, KVT_E_NO_SPACE, now);

@@ -9,7 +9,8 @@
 #include "kvtier/error.h"
 #include "store/l2_internal.h"
 
-/* What the next write says: room for the strides ahead. last: nothing is in flight, none follows. */
+/* What the next write says: room for the strides ahead. last: nothing is in flight, none follows.
+ */
 static void super_compose(struct kvt_l2 *l2, bool last)
 {
     struct kvt_l2_super *super = &l2->super;
