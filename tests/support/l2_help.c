@@ -229,10 +229,7 @@ int l2_env_queue(struct l2_env *env, const uint32_t *ids, uint32_t count, uint32
         state->write.record = l2_record(id, version, pages, env->sequence, &state->write.entry);
         state->write.done = env_written;
         state->write.user = env;
-        memmove(&env->puts[id][1], &env->puts[id][0],
-                sizeof env->puts[id] - sizeof env->puts[id][0]);
-        env->puts[id][0].sequence = env->sequence++;
-        env->puts[id][0].version = version;
+        env->sequence++;
         *end = &state->write;
         end = &state->write.next;
     }
@@ -243,6 +240,14 @@ int l2_env_queue(struct l2_env *env, const uint32_t *ids, uint32_t count, uint32
             memset(states[i], 0, sizeof *states[i]);
         }
         return rc;
+    }
+    for (uint32_t i = 0; i < count; i++) { /* reports come later, from the run */
+        uint32_t id = ids[i];
+
+        memmove(&env->puts[id][1], &env->puts[id][0],
+                sizeof env->puts[id] - sizeof env->puts[id][0]);
+        env->puts[id][0].sequence = states[i]->write.entry.sequence;
+        env->puts[id][0].version = version;
     }
     env->in_flight += count;
     return 0;
