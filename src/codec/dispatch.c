@@ -16,6 +16,11 @@ size_t kvt_codec_kernels_all(const struct kvt_codec_kernels **sets, size_t max)
     size_t count = 0;
     if (count < max)
         sets[count++] = &kvt_codec_scalar;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (count < max && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+        sets[count++] = &kvt_codec_avx2;
+#endif
     return count;
 }
 

@@ -83,10 +83,16 @@ static inline void kvt_half_to_floats(int dtype, const void *from, uint32_t coun
     }
 }
 
-/* Non-finite scales and offsets of a damaged payload count as zero, so decoding never makes NaN. */
+/* What a decoder makes of a stored offset or scale, so that a damaged payload never gives NaN:
+ * non-finite ones count as zero, and a scale has no sign. */
 static inline uint16_t kvt_bf16_finite(uint16_t half)
 {
     return (half & 0x7f80u) == 0x7f80u ? 0 : half;
+}
+
+static inline uint16_t kvt_bf16_scale(uint16_t half)
+{
+    return kvt_bf16_finite(half) & 0x7fffu;
 }
 
 #endif

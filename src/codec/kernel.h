@@ -32,6 +32,9 @@ struct kvt_codec_kernels {
 };
 
 extern const struct kvt_codec_kernels kvt_codec_scalar;
+#if defined(__x86_64__)
+extern const struct kvt_codec_kernels kvt_codec_avx2;
+#endif
 
 /* The kernels in force: the best that the CPU has, or what KVTIER_CODEC_ISA names (an unknown or
  * unavailable name falls back to scalar). Decided once, at first use. */

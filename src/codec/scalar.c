@@ -359,7 +359,7 @@ static void decode(const struct kvt_piece *piece, const uint8_t *in, void *rows,
         int32_t w[DIM_MAX];
         float x[DIM_MAX];
         float a =
-            kvt_bf16_to_float(kvt_bf16_finite(get_half(in + piece->scales_at + 2 * (size_t)t)));
+            kvt_bf16_to_float(kvt_bf16_scale(get_half(in + piece->scales_at + 2 * (size_t)t)));
         unpack_codes(piece, t, in, codes);
         for (uint32_t i = 0; i < d; i++)
             w[i] = level_of_code(piece, codes[i]);
@@ -379,7 +379,7 @@ static void decode(const struct kvt_piece *piece, const uint8_t *in, void *rows,
         float step = a / (float)d;
         for (uint32_t i = 0; i < d; i++) {
             float r = (float)(sign_is_negative(i) ? -w[i] : w[i]) * step;
-            x[i] = piece->offsets > 0 ? stored[i] + r : r;
+            x[i] = stored[i] + r;
         }
         store_row(piece, x, (char *)rows + t * stride_bytes);
     }

@@ -1,0 +1,6 @@
+#include "codec/avx2.h"
+void kvt_avx2_decode_plain(const struct kvt_piece *piece, const uint8_t *in, void *rows,
+                           size_t stride_bytes)
+{
+    kvt_codec_scalar.decode(piece, in, rows, stride_bytes);
+}
