@@ -4,14 +4,8 @@
 const uint8_t kvt_avx2_c4_biased[16] = {134, 146, 159, 172, 186, 203, 224, 255,
                                         122, 110, 97,  84,  70,  53,  32,  1};
 
-static int encode(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
-                  uint8_t *out, struct kvt_tile_energy *energy)
-{
-    return kvt_codec_scalar.encode(piece, rows, stride_bytes, out, energy);
-}
-
 const struct kvt_codec_kernels kvt_codec_avx2 = {
     .name = "avx2",
-    .encode = encode,
+    .encode = kvt_avx2_encode,
     .decode = kvt_avx2_decode,
 };

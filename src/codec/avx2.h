@@ -18,6 +18,10 @@ extern const uint8_t kvt_avx2_c4_biased[16];
 /* avx2_decode.c: kv4, kv5, kv6, kv8 (hands int4 on). */
 void kvt_avx2_decode(const struct kvt_piece *piece, const uint8_t *in, void *rows,
                      size_t stride_bytes);
+/* avx2_encode.c: likewise. */
+int kvt_avx2_encode(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
+                    uint8_t *out, struct kvt_tile_energy *energy);
+
 /* avx2_output.c: w as avx2_decode.c leaves it, 32-byte aligned. */
 struct kvt_avx2_target {
     char *rows;

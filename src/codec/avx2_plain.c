@@ -4,3 +4,9 @@ void kvt_avx2_decode_plain(const struct kvt_piece *piece, const uint8_t *in, voi
 {
     kvt_codec_scalar.decode(piece, in, rows, stride_bytes);
 }
+
+int kvt_avx2_encode_plain(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
+                          uint8_t *out)
+{
+    return kvt_codec_scalar.encode(piece, rows, stride_bytes, out, NULL);
+}

@@ -1,0 +1,411 @@
+/* AVX2 encoder, first half: loading, channel means, transform, energies; then the packing of what
+ * the coders make. Same bits as scalar.c: every float operation has the same operands in the same
+ * order, lanes only run side by side.
+ *
+ * A group is 16 consecutive elements of a row. It is loaded as two registers, even elements and odd
+ * ones (e0 is the register, e3 e2 e1 the lane), which makes bf16 to float one instruction each and
+ * is where the first stage of the transform wants them. Two in-lane shuffles and one across lanes
+ * bring e1, e2 and e3 to the register number in turn; then the order is that of memory.
+ */
+#include <string.h>
+
+#include "codec/avx2_encode.h"
+#include "codec/half.h"
+#include "codec/tables.h"
+#include "kvtier/error.h"
+
+#define INLINE KVT_AVX2_INLINE
+#define TOKENS ((int)KVT_TILE_TOKENS)
+#define ROWS KVT_AVX2_ROWS
+
+/* ---- signs, in the order of a group ---- */
+
+#define SIGN_HIGH 0x4449d0423ee576b2u /* kvt_sign_bits as two numbers, first bit on top */
+#define SIGN_LOW 0x568f0c4daf5e0c9fu
+#define SIGN(e) ((((e) < 64 ? SIGN_HIGH : SIGN_LOW) >> (63 - (e) % 64)) & 1 ? 0x80000000u : 0u)
+#define SIGN_8(e)                                                                            \
+    {                                                                                        \
+        SIGN(e), SIGN((e) + 2), SIGN((e) + 4), SIGN((e) + 6), SIGN((e) + 8), SIGN((e) + 10), \
+            SIGN((e) + 12), SIGN((e) + 14)                                                   \
+    }
+#define SIGN_GROUP(e)              \
+    {                              \
+        SIGN_8(e), SIGN_8((e) + 1) \
+    }
+static const uint32_t group_signs[8][2][8] __attribute__((aligned(32))) = {
+    SIGN_GROUP(0),  SIGN_GROUP(16), SIGN_GROUP(32), SIGN_GROUP(48),
+    SIGN_GROUP(64), SIGN_GROUP(80), SIGN_GROUP(96), SIGN_GROUP(112)};
+
+/* Channel c stands at this place of an array in group order, and the other way round. */
+#define PLACE_OF(c) (((c) & ~15) | ((c)&1) << 3 | ((c)&14) >> 1)
+#define CHANNEL_OF(place) (((place) & ~15) | ((place)&7) << 1 | ((place)&8) >> 3)
+
+INLINE void load_group(int dtype, const char *at, __m256 *even, __m256 *odd)
+{
+    if (dtype == KVT_DTYPE_BF16) {
+        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
+        *even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+        *odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000)));
+        return;
+    }
+    __m256 first, second; /* elements 0-3 and 8-11, 4-7 and 12-15 */
+    if (dtype == KVT_DTYPE_F16) {
+        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
+        w = _mm256_permute4x64_epi64(w, 0xd8);
+        first = _mm256_cvtph_ps(_mm256_castsi256_si128(w));
+        second = _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1));
+    } else {
+        const float *x = (const float *)(const void *)at;
+        first =
+            _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(x + 8), 1);
+        second = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 4)),
+                                      _mm_loadu_ps(x + 12), 1);
+    }
+    *even = _mm256_shuffle_ps(first, second, 0x88);
+    *odd = _mm256_shuffle_ps(first, second, 0xdd);
+}
+
+/* ---- channel means ---- */
+
+struct means {
+    float all[KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));    /* in group order */
+    float stored[KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* what a decoder adds */
+};
+
+/* Tree over the tokens: t with t+8, then t+4, t+2, t+1; depth first, to stay in registers. */
+INLINE void add_tokens(int dtype, const char *at, size_t stride, int first, int step, __m256 *even,
+                       __m256 *odd)
+{
+    __m256 e[4], o[4]; /* partial sums of 2, then 4 tokens */
+    KVT_AVX2_UNROLL
+    for (int i = 0; i < 4; i++) {
+        /* tokens first + {0, 8}, {4, 12}, {2, 10}, {6, 14} for step 1 */
+        int t = first + step * ((i & 1) * 4 + (i & 2));
+        __m256 upper_even, upper_odd;
+        load_group(dtype, at + stride * (size_t)t, &e[i], &o[i]);
+        load_group(dtype, at + stride * (size_t)(t + 8), &upper_even, &upper_odd);
+        e[i] = _mm256_add_ps(e[i], upper_even);
+        o[i] = _mm256_add_ps(o[i], upper_odd);
+    }
+    *even = _mm256_add_ps(_mm256_add_ps(e[0], e[1]), _mm256_add_ps(e[2], e[3]));
+    *odd = _mm256_add_ps(_mm256_add_ps(o[0], o[1]), _mm256_add_ps(o[2], o[3]));
+}
+
+INLINE void channel_means(int d, int dtype, const char *rows, size_t stride, float *means)
+{
+    const __m256 sixteenth = _mm256_set1_ps(0.0625f);
+    size_t element = dtype == KVT_DTYPE_F32 ? 4 : 2;
+    for (int group = 0; group < d / 16; group++) {
+        const char *at = rows + 16 * element * (size_t)group;
+        __m256 even[2], odd[2];
+        add_tokens(dtype, at, stride, 0, 1, &even[0], &odd[0]);
+        add_tokens(dtype, at, stride, 1, 1, &even[1], &odd[1]);
+        _mm256_store_ps(means + 16 * group,
+                        _mm256_mul_ps(_mm256_add_ps(even[0], even[1]), sixteenth));
+        _mm256_store_ps(means + 16 * group + 8,
+                        _mm256_mul_ps(_mm256_add_ps(odd[0], odd[1]), sixteenth));
+    }
+}
+
+/* Places of the channels with the largest |mean|, ties to the lower channel: one at a time. */
+static void largest_slowly(const uint32_t *magnitudes, int d, int count, uint8_t *places)
+{
+    uint8_t taken[KVT_PIECE_DIM_MAX] = {0};
+    for (int k = 0; k < count; k++) {
+        int best = -1;
+        for (int c = 0; c < d; c++) {
+            int place = PLACE_OF(c);
+            if (!taken[place] && (best < 0 || magnitudes[place] > magnitudes[best]))
+                best = place;
+        }
+        taken[best] = 1;
+        places[k] = (uint8_t)best;
+    }
+}
+
+/* The same by ranks among few candidates: the smallest of the eight lane maxima is a bound that at
+ * least eight channels reach. Equal magnitudes are left to the slow way (0). d >= 32, count 8. */
+static int largest_by_rank(const uint32_t *magnitudes, int d, uint8_t *places)
+{
+    uint32_t keys[KVT_PIECE_DIM_MAX + 8] __attribute__((aligned(32)));
+    uint8_t at[KVT_PIECE_DIM_MAX + 8];
+    const __m256i *all = (const __m256i *)(const void *)magnitudes;
+    __m256i bound = _mm256_load_si256(all);
+    for (int i = 1; i < d / 8; i++)
+        bound = _mm256_max_epu32(bound, _mm256_load_si256(all + i));
+    bound = _mm256_min_epu32(bound, _mm256_permute2x128_si256(bound, bound, 1));
+    bound = _mm256_min_epu32(bound, _mm256_shuffle_epi32(bound, 0x4e));
+    bound = _mm256_min_epu32(bound, _mm256_shuffle_epi32(bound, 0xb1));
+    int count = 0;
+    for (int i = 0; i < d / 8; i++) {
+        __m256i reach = _mm256_cmpeq_epi32(_mm256_max_epu32(_mm256_load_si256(all + i), bound),
+                                           _mm256_load_si256(all + i));
+        uint32_t mask = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(reach));
+        for (; mask != 0; mask &= mask - 1, count++) {
+            at[count] = (uint8_t)(8 * i + __builtin_ctz(mask));
+            keys[count] = magnitudes[at[count]];
+        }
+    }
+    if (count > 32)
+        return 0;
+    _mm256_storeu_si256((__m256i *)(void *)(keys + count), _mm256_setzero_si256());
+    uint32_t filled = 0;
+    for (int k = 0; k < count; k++) {
+        __m256i key = _mm256_set1_epi32((int)keys[k]);
+        int rank = 0;
+        for (int i = 0; i < count; i += 8) { /* below 2^31, so signed order is right */
+            __m256i above =
+                _mm256_cmpgt_epi32(_mm256_load_si256((const __m256i *)(void *)(keys + i)), key);
+            rank += __builtin_popcount((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(above)));
+        }
+        if (rank >= 8)
+            continue;
+        if (filled & (1u << rank))
+            return 0; /* a tie */
+        filled |= 1u << rank;
+        places[rank] = at[k];
+    }
+    return 1;
+}
+
+static void choose_offsets(const struct kvt_piece *piece, struct means *means, uint8_t *out)
+{
+    uint32_t magnitudes[KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));
+    uint8_t places[KVT_OFFSETS_MAX];
+    uint8_t *at = out + piece->offsets_at;
+    int d = (int)piece->dim, count = piece->offsets;
+    const __m256i positive = _mm256_set1_epi32(0x7fffffff);
+    for (int i = 0; i < d; i += 8)
+        _mm256_store_si256(
+            (__m256i *)(void *)(magnitudes + i),
+            _mm256_and_si256(_mm256_load_si256((const __m256i *)(const void *)(means->all + i)),
+                             positive));
+    if (count < 8 || !largest_by_rank(magnitudes, d, places))
+        largest_slowly(magnitudes, d, count, places);
+    memset(at, 0, KVT_OFFSETS_BYTES);
+    memset(means->stored, 0, (size_t)d * sizeof(float));
+    for (int k = 0; k < count; k++) {
+        uint16_t half = kvt_float_to_bf16(means->all[places[k]]);
+        memcpy(at + 2 * k, &half, 2);
+        at[16 + k] = (uint8_t)CHANNEL_OF(places[k]);
+        means->stored[places[k]] = kvt_bf16_to_float(half);
+    }
+}
+
+/* ---- transform ---- */
+
+INLINE void butterfly(__m256 *u, __m256 *v)
+{
+    __m256 sum = _mm256_add_ps(*u, *v);
+    *v = _mm256_sub_ps(*u, *v);
+    *u = sum;
+}
+
+/* Stages e0 to e3 of one group; the result is in the order of memory. */
+INLINE void transform_group(__m256 *even, __m256 *odd)
+{
+    butterfly(even, odd);
+    __m256 u = _mm256_shuffle_ps(*even, *odd, 0x88), v = _mm256_shuffle_ps(*even, *odd, 0xdd);
+    butterfly(&u, &v); /* e1; lanes hold e0 e2 */
+    *even = _mm256_shuffle_ps(u, v, 0x88);
+    *odd = _mm256_shuffle_ps(u, v, 0xdd);
+    butterfly(even, odd); /* e2; lanes hold e1 e0 */
+    u = _mm256_permute2f128_ps(*even, *odd, 0x20);
+    v = _mm256_permute2f128_ps(*even, *odd, 0x31);
+    butterfly(&u, &v); /* e3; lanes hold e2 e1 e0 */
+    *even = u;
+    *odd = v;
+}
+
+/* One stage between registers r[0] to r[count - 1]; nothing when there are too few. */
+INLINE void stage(__m256 *r, int count, int step)
+{
+    if (count < 2 * step)
+        return;
+    KVT_AVX2_UNROLL
+    for (int i = 0; i < count / 2; i++) {
+        int u = (i & (step - 1)) | (i & ~(step - 1)) << 1; /* a zero put in at the step's bit */
+        butterfly(&r[u], &r[u + step]);
+    }
+}
+
+struct row_sums { /* before the sum over lanes */
+    __m256 squares[ROWS];
+    __m256 signal_even[ROWS], signal_odd[ROWS];
+};
+
+INLINE void transform_row(int d, int dtype, int has_means, int want_signal, const char *row,
+                          const struct means *means, float *y, struct row_sums *sums, int index)
+{
+    __m256 r[16], even_signal[8], odd_signal[8];
+    size_t element = dtype == KVT_DTYPE_F32 ? 4 : 2;
+    int groups = d / 16;
+    KVT_AVX2_UNROLL
+    for (int g = 0; g < groups; g++) {
+        __m256 even, odd;
+        load_group(dtype, row + 16 * element * (size_t)g, &even, &odd);
+        if (want_signal) {
+            __m256 a = _mm256_sub_ps(even, _mm256_load_ps(means->all + 16 * g));
+            __m256 b = _mm256_sub_ps(odd, _mm256_load_ps(means->all + 16 * g + 8));
+            even_signal[g] = _mm256_mul_ps(a, a);
+            odd_signal[g] = _mm256_mul_ps(b, b);
+        }
+        if (has_means) {
+            even = _mm256_sub_ps(even, _mm256_load_ps(means->stored + 16 * g));
+            odd = _mm256_sub_ps(odd, _mm256_load_ps(means->stored + 16 * g + 8));
+        }
+        even = _mm256_xor_ps(even, _mm256_load_ps((const float *)group_signs[g][0]));
+        odd = _mm256_xor_ps(odd, _mm256_load_ps((const float *)group_signs[g][1]));
+        transform_group(&even, &odd);
+        r[2 * g] = even;
+        r[2 * g + 1] = odd;
+    }
+    stage(r, 2 * groups, 2);
+    stage(r, 2 * groups, 4);
+    stage(r, 2 * groups, 8);
+    KVT_AVX2_UNROLL
+    for (int i = 0; i < 2 * groups; i++) {
+        _mm256_store_ps(y + 8 * i, r[i]);
+        r[i] = _mm256_mul_ps(r[i], r[i]);
+    }
+    sums->squares[index] = kvt_avx2_sum_registers(r, 2 * groups);
+    if (want_signal) {
+        sums->signal_even[index] = kvt_avx2_sum_registers(even_signal, groups);
+        sums->signal_odd[index] = kvt_avx2_sum_registers(odd_signal, groups);
+    }
+}
+
+INLINE void transform_batch(int d, int dtype, int has_means, int want_signal, const char *rows,
+                            size_t stride, const struct means *means, struct kvt_avx2_batch *batch,
+                            float *signal)
+{
+    struct row_sums sums;
+    for (int i = 0; i < ROWS; i++)
+        transform_row(d, dtype, has_means, want_signal, rows + stride * (size_t)i, means,
+                      batch->y + d * i, &sums, i);
+    _mm256_store_ps(batch->square_sums, kvt_avx2_sum8(sums.squares));
+    if (want_signal)
+        _mm256_storeu_ps(
+            signal, _mm256_add_ps(kvt_avx2_sum8(sums.signal_even), kvt_avx2_sum8(sums.signal_odd)));
+}
+
+/* ---- packing: codes of consecutive rows are consecutive, whatever d ---- */
+
+/* Lower four bits of count codes, a multiple of 64. */
+static void pack_nibbles(const uint8_t *codes, int count, uint8_t *out)
+{
+    const __m256i mask = _mm256_set1_epi8(15), weights = _mm256_set1_epi16(0x1001);
+    for (int i = 0; i < count; i += 64, out += 32) {
+        const __m256i *from = (const __m256i *)(const void *)(codes + i);
+        __m256i a = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_load_si256(from), mask), weights);
+        __m256i b =
+            _mm256_maddubs_epi16(_mm256_and_si256(_mm256_load_si256(from + 1), mask), weights);
+        _mm256_storeu_si256((__m256i *)(void *)out,
+                            _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0xd8));
+    }
+}
+
+/* Bit 4 of count codes, a multiple of 32, one bit each. */
+static void pack_bits(const uint8_t *codes, int count, uint8_t *out)
+{
+    for (int i = 0; i < count; i += 32, out += 4) {
+        __m256i c = _mm256_load_si256((const __m256i *)(const void *)(codes + i));
+        uint32_t bits = (uint32_t)_mm256_movemask_epi8(_mm256_slli_epi16(c, 3));
+        memcpy(out, &bits, 4);
+    }
+}
+
+/* Bits 4 and 5 of count codes, a multiple of 32, two bits each. */
+static void pack_pairs(const uint8_t *codes, int count, uint8_t *out)
+{
+    for (int i = 0; i < count; i += 32, out += 8) {
+        __m256i c = _mm256_load_si256((const __m256i *)(const void *)(codes + i));
+        c = _mm256_and_si256(_mm256_srli_epi16(c, 4), _mm256_set1_epi8(3));
+        c = _mm256_maddubs_epi16(c, _mm256_set1_epi16(0x0401));
+        c = _mm256_madd_epi16(c, _mm256_set1_epi32(0x00100001)); /* a byte in each 32 bits */
+        c = _mm256_packus_epi32(c, c);
+        c = _mm256_packus_epi16(c, c);
+        uint32_t words[2] = {(uint32_t)_mm256_cvtsi256_si32(c),
+                             (uint32_t)_mm256_extract_epi32(c, 4)};
+        memcpy(out, words, 8);
+    }
+}
+
+static void store_batch(const struct kvt_piece *piece, const struct kvt_avx2_batch *batch,
+                        int first, uint8_t *out)
+{
+    int count = ROWS * (int)piece->dim, done = first * (int)piece->dim;
+    memcpy(out + piece->scales_at + 2 * first, batch->scales, 2 * ROWS);
+    if (piece->bits == 8) {
+        memcpy(out + done, batch->codes, (size_t)count);
+        return;
+    }
+    pack_nibbles(batch->codes, count, out + done / 2);
+    if (piece->bits == 5)
+        pack_bits(batch->codes, count, out + piece->plane_at + done / 8);
+    else if (piece->bits == 6)
+        pack_pairs(batch->codes, count, out + piece->plane_at + done / 4);
+}
+
+/* ---- pieces ---- */
+
+INLINE int encode_piece(int d, int dtype, const struct kvt_piece *piece, const char *rows,
+                        size_t stride, uint8_t *out, struct kvt_tile_energy *energy)
+{
+    struct kvt_avx2_batch batch;
+    struct means means;
+    if (piece->offsets > 0) {
+        channel_means(d, dtype, rows, stride, means.all);
+        choose_offsets(piece, &means, out);
+    }
+    for (int first = 0; first < TOKENS; first += ROWS) {
+        const char *at = rows + stride * (size_t)first;
+        if (energy != NULL)
+            transform_batch(d, dtype, 1, 1, at, stride, &means, &batch, energy->signal + first);
+        else if (piece->offsets > 0)
+            transform_batch(d, dtype, 1, 0, at, stride, &means, &batch, NULL);
+        else
+            transform_batch(d, dtype, 0, 0, at, stride, &means, &batch, NULL);
+        int status = piece->coder == KVT_CODER_GAUSS
+                         ? kvt_avx2_code_gauss(piece, &batch)
+                         : kvt_avx2_code_uniform(piece, &batch, energy != NULL);
+        if (status != 0)
+            return status;
+        store_batch(piece, &batch, first, out);
+        if (energy != NULL)
+            memcpy(energy->noise + first, batch.noise, sizeof(batch.noise));
+    }
+    return 0;
+}
+
+#define ENCODE_DIMS(name, dtype)                                                                  \
+    static int name(const struct kvt_piece *piece, const char *rows, size_t stride, uint8_t *out, \
+                    struct kvt_tile_energy *energy)                                               \
+    {                                                                                             \
+        switch (piece->dim) {                                                                     \
+        case 128:                                                                                 \
+            return encode_piece(128, dtype, piece, rows, stride, out, energy);                    \
+        case 64:                                                                                  \
+            return encode_piece(64, dtype, piece, rows, stride, out, energy);                     \
+        case 32:                                                                                  \
+            return encode_piece(32, dtype, piece, rows, stride, out, energy);                     \
+        default:                                                                                  \
+            return encode_piece(16, dtype, piece, rows, stride, out, energy);                     \
+        }                                                                                         \
+    }
+
+ENCODE_DIMS(encode_bf16, KVT_DTYPE_BF16)
+ENCODE_DIMS(encode_f16, KVT_DTYPE_F16)
+ENCODE_DIMS(encode_f32, KVT_DTYPE_F32)
+
+int kvt_avx2_encode(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
+                    uint8_t *out, struct kvt_tile_energy *energy)
+{
+    if (piece->coder == KVT_CODER_PLAIN)
+        return kvt_avx2_encode_plain(piece, rows, stride_bytes, out);
+    if (piece->dtype == KVT_DTYPE_BF16)
+        return encode_bf16(piece, rows, stride_bytes, out, energy);
+    if (piece->dtype == KVT_DTYPE_F16)
+        return encode_f16(piece, rows, stride_bytes, out, energy);
+    return encode_f32(piece, rows, stride_bytes, out, energy);
+}
