@@ -127,7 +127,7 @@ def superblock(path):
     data = open(path, "rb").read()
     for copy in (0, 1):
         try:
-            fields = page_fields(data[copy * PAGE : copy * PAGE + PAGE], "superblock", "I16sQQIIQQQ")
+            fields = page_fields(data[copy * PAGE : copy * PAGE + PAGE], "superblock", "I16sQQIIQQQQQQ")
             need(fields[0] == copy)
         except Refused:
             continue
@@ -135,28 +135,41 @@ def superblock(path):
             best = fields
     need(best)
     names = "copy root_id update cap_bytes segment_bytes segment_count next_generation next_sequence"
-    return dict(zip((names + " journal_epoch").split(), best))
+    names += " journal_epoch journal_pages clean_generation clean_page"
+    return dict(zip(names.split(), best))
 
 
-def journal(path, epoch):
-    """Items (kind, key, value). A damaged journal is a doubt: nothing on disk counts."""
-    if not os.path.exists(path):
-        return [] if not epoch else [(4, b"", 1 << 64)]
-    data = open(path, "rb").read().rstrip(b"\0")
-    data += bytes(-len(data) % PAGE)
+def journal_page(page, i, epoch):
+    """Items (kind, key, value) of page i."""
     items = []
-    try:
-        for i in range(len(data) // PAGE):
-            page = data[i * PAGE : i * PAGE + PAGE]
-            number, life, count, zero = page_fields(page, "journal", "IQII3960s")[:4]
-            need((number, zero) == (i, 0) and life >= epoch and 1 <= count <= 55)
-            for k in range(count):
-                raw = page[32 + 72 * k : 104 + 72 * k]
-                kind, zero = struct.unpack_from("<II", raw)
-                need(zero == 0)
-                items.append((kind, raw[8:64], struct.unpack_from("<Q", raw, 64)[0]))
-    except Refused:
-        return [(4, b"", 1 << 64)]
+    number, life, count, zero = page_fields(page, "journal", "IQII3960s")[:4]
+    need((number, life, zero) == (i, epoch, 0) and 1 <= count <= 55)
+    for k in range(count):
+        raw = page[32 + 72 * k : 104 + 72 * k]
+        kind, zero = struct.unpack_from("<II", raw)
+        need(zero == 0)
+        items.append((kind, raw[8:64], struct.unpack_from("<Q", raw, 64)[0]))
+    return items
+
+
+def journal(path, epoch, sure):
+    """All items. When a page that a purge relies on is bad, that is a doubt: nothing counts."""
+    everything = [(4, b"", 1 << 64)]
+    if not os.path.exists(path):
+        return [] if not epoch else everything
+    data = open(path, "rb").read()
+    filled = -(-len(data.rstrip(b"\0")) // PAGE)
+    life = struct.unpack_from("<Q", data, 16)[0] if len(data) >= PAGE else 0
+    if life < epoch:
+        return everything
+    items = []
+    for i in range(max(filled, sure)):
+        try:
+            items += journal_page(data[i * PAGE : i * PAGE + PAGE], i, life)
+        except (Refused, struct.error):
+            if i < sure or life > epoch:
+                return everything
+            break  # a purge that did not return
     return items
 
 
@@ -190,7 +203,9 @@ def verify(record, data):
 
 def read_root(root):
     block = superblock(os.path.join(root, "superblock"))
-    items = journal(os.path.join(root, "journal"), block["journal_epoch"])
+    items = journal(
+        os.path.join(root, "journal"), block["journal_epoch"], block["journal_pages"]
+    )
     best, bad = {}, 0
     for name in sorted(os.listdir(root)):
         if not re.fullmatch("seg-[0-9a-f]{8}", name):
