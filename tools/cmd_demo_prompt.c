@@ -14,6 +14,7 @@
 #include "demo_document.h" /* generated: demo_document[], demo_document_len */
 
 #define FILE_BYTES_MAX ((size_t)16 << 20)
+#define SMOL_SYSTEM "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 #define TOKEN_BYTES_MAX 64 /* bytes of text per token, more than any text has on average */
 
 /* Answers: Tomas Breck; Clara Venn; in 1871. The text is invented: no model knows them by heart. */
@@ -48,7 +49,25 @@ static char *read_file(const char *path, size_t *len)
     return text;
 }
 
-/* "document\n\nquestion" in the model's chat template; the caller frees it. */
+/* Messages in the model's chat template; the caller frees the text. */
+static char *format_chat(const char *template, const struct llama_chat_message *messages,
+                         size_t count)
+{
+    int32_t need = llama_chat_apply_template(template, messages, count, true, NULL, 0);
+
+    if (need < 0) { /* a template that llama.cpp does not know: the commonest one */
+        template = "chatml";
+        need = llama_chat_apply_template(template, messages, count, true, NULL, 0);
+    }
+    char *out = need > 0 ? malloc((size_t)need + 1) : NULL;
+    if (out != NULL) {
+        llama_chat_apply_template(template, messages, count, true, out, need + 1);
+        out[need] = '\0';
+    }
+    return out;
+}
+
+/* "document, blank line, question" as a chat; the caller frees it. */
 static char *apply_template(const struct demo_engine *engine, const char *document, size_t len,
                             const char *question)
 {
@@ -59,18 +78,13 @@ static char *apply_template(const struct demo_engine *engine, const char *docume
     if (content == NULL)
         return NULL;
     snprintf(content, room, "%.*s\n\n%s", (int)len, document, question);
-    const struct llama_chat_message message = {"user", content};
-    int32_t need = llama_chat_apply_template(template, &message, 1, true, NULL, 0);
-    if (need < 0) { /* a template that llama.cpp does not know: the commonest one */
-        template = "chatml";
-        need = llama_chat_apply_template(template, &message, 1, true, NULL, 0);
-    }
-    if (need > 0)
-        out = malloc((size_t)need + 1);
-    if (out != NULL) {
-        llama_chat_apply_template(template, &message, 1, true, out, need + 1);
-        out[need] = '\0';
-    }
+    const struct llama_chat_message messages[2] = {{"system", SMOL_SYSTEM}, {"user", content}};
+    /* the template of SmolLM2 begins with this message when there is no other; llama.cpp knows
+     * templates by their kind and leaves it out */
+    if (template != NULL && strstr(template, SMOL_SYSTEM) != NULL)
+        out = format_chat(template, messages, 2);
+    else
+        out = format_chat(template, messages + 1, 1);
     free(content);
     return out;
 }
