@@ -349,6 +349,27 @@ static void test_batch_every_bit(void **state)
     }
 }
 
+/* The checksum's definition, a second time: the 56 bytes before it, then all of the header's pages.
+ */
+static void test_batch_checksum_definition(void **state)
+{
+    static const uint32_t counts[] = {1, 31, 32, 70};
+
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(counts); i++) {
+        struct kvt_batch_header *batch = make_batch(counts[i], 1);
+        uint32_t bytes = kvt_batch_header_bytes(counts[i]);
+        uint8_t *plain = malloc(bytes - 8);
+
+        assert_non_null(plain);
+        memcpy(plain, batch, 56);
+        memcpy(plain + 56, (const uint8_t *)batch + 64, bytes - 64);
+        assert_true(batch->checksum == XXH3_64bits(plain, bytes - 8));
+        free(plain);
+        free(batch);
+    }
+}
+
 /* Fewer bytes than the header says: refused, without a look beyond them. */
 static void test_batch_short_buffers(void **state)
 {
@@ -548,6 +569,7 @@ int main(void)
         cmocka_unit_test(test_journal_fields),
         cmocka_unit_test(test_batch_sizes),
         cmocka_unit_test(test_batch_every_bit),
+        cmocka_unit_test(test_batch_checksum_definition),
         cmocka_unit_test(test_batch_short_buffers),
         cmocka_unit_test(test_batch_place_and_life),
         cmocka_unit_test(test_batch_fields),
