@@ -160,7 +160,9 @@ long kvt_unpin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 
 /* Write what is queued and sync it to the drive. After 0, every block committed before the call is
- * there after a crash, or has been evicted by policy. Blocks. 0; -EIO; KVT_E_NO_SPACE; ... */
+ * there after a crash, or has been evicted by policy. Blocks. 0; KVT_E_DROPPED some blocks since
+ * the last flush had to leave DRAM unwritten (the counters of disk.* say why), the rest is there;
+ * -EIO; KVT_E_NO_SPACE; ... */
 int kvt_flush(struct kvt_cache *cache);
 
 /* Run-time switch: 0 makes everything a miss and every store a no-op (counted), 1 is normal. */

@@ -11,6 +11,7 @@
 
 #define FRAME_EXTRA 16u
 #define RETRY_NS 1000000 /* how often to look for room when no reply is due that would tell */
+#define PURGES_MAX 4u    /* the store handles a few at a time and refuses more */
 
 static void call_init(struct kvt_call *call)
 {
@@ -22,6 +23,7 @@ static void call_init(struct kvt_call *call)
     pthread_condattr_destroy(&attr);
 }
 
+/* Wait until credits, flights, ring space or a purge's place may have come back. */
 static void wait_room(struct kvt_cache *cache)
 {
     struct timespec at;
@@ -223,12 +225,18 @@ long kvt_unpin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 
 long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
-    if (keys != NULL)
-        return keys_call(ns, KVT_OP_PURGE, keys, n);
-    int rc = call_enter(ns, NULL, 0);
+    int rc = call_enter(ns, keys, keys != NULL ? n : 0);
     if (rc != 0)
         return rc;
-    long removed = call_keys(ns->cache, ns, KVT_OP_PURGE, NULL, 0, 0, NULL);
+    struct kvt_cache *cache = ns->cache;
+    while (cache->purges == PURGES_MAX)
+        wait_room(cache);
+    cache->purges++;
+    long removed = keys != NULL ? call_sum(ns, KVT_OP_PURGE, keys, n, 0)
+                                : call_keys(cache, ns, KVT_OP_PURGE, NULL, 0, 0, NULL);
+    cache->purges--;
+    if (cache->room_waiters > 0)
+        pthread_cond_broadcast(&cache->room);
     call_leave(ns);
     return removed;
 }

@@ -210,6 +210,7 @@ struct kvt_cache {
     pthread_cond_t room; /* credits, flights or ring space came back */
     pthread_cond_t work; /* a block is READY */
     uint32_t workers_idle, room_waiters;
+    uint32_t purges; /* calls in kvt_purge() */
 
     struct kvt_block *blocks;
     int32_t *statuses;
@@ -247,9 +248,8 @@ bool kvt_cache_forked(const struct kvt_cache *cache);
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
 int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len);
 void kvt_roots_close(struct kvt_cache *cache);
-/* Note that root number `root` (of those in use) failed to open with `code`: it is closed and its
- * state says why. */
-void kvt_roots_drop(struct kvt_cache *cache, uint32_t root, int code, int64_t owner_pid);
+/* Note that root `number` failed to open with `code`: it is closed and its state says why. */
+void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid);
 
 /* ns.c: the interned shape of a layout that passed kvt_layout_check(); NULL: no memory. Lock held.
  */
