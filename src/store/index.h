@@ -44,7 +44,7 @@ struct kvt_index_entry {
     uint64_t used : 1;
     uint64_t on_disk : 1; /* root, segment, page hold */
     uint64_t pinned : 1;  /* by kvt_pin */
-    uint64_t spare : 1;
+    uint64_t raced : 1; /* a COMMIT came while others were filling: their sequences may be older */
 
     uint64_t next : 28; /* on disk: the next entry of its segment; free: the next free entry */
     uint64_t segment : 20;

@@ -5,6 +5,8 @@
  *     slot is freed. So nobody waits for a client that may have died.
  *  2. A block of a lower level is replaced at COMMIT of a higher one, in one step: the old slot is
  *     freed at its last unpin, the old place on disk leaves the index.
+ *     Not so while a slot is outstanding that was allocated before the last COMMIT of its key: it
+ *     has the older sequence, and after a restart the higher sequence would win. It has lost.
  *  3. When a block of a chain can be neither found nor given a slot, the blocks after it are
  *     dropped too: no lookup would reach them.
  *  4. What a client has written is believed in nothing that matters: the header in the slot must
@@ -116,7 +118,7 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
     status = grant(chain, entry, full, out);
     if (status) {
         store->counts.alloc_dropped_dram++;
-        e->filling--;
+        kvt_entry_fill_end(store, entry);
         kvt_entry_settle(store, entry);
     } else {
         store->counts.alloc_granted++;
@@ -224,7 +226,8 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
     e->map = s->map & 0xfu;
     kvt_slot_move(&store->slots, slot, KVT_SLOT_VALID);
     kvt_entry_attach(store, entry, slot);
-    e->filling--;
+    kvt_entry_fill_end(store, entry);
+    e->raced = e->filling > 0;
     if (kvt_slot_region(&store->slots, slot) == KVT_REGION_CACHE)
         kvt_policy_enter(&store->policy, slot);
     if (pinned) {
@@ -236,6 +239,12 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
     if (store->disk_count)
         kvt_writes_queue(store, slot, false);
     store->counts.commit_ok++;
+}
+
+static bool replaces(const struct kvt_store *store, uint32_t entry, const struct kvt_slot *s)
+{
+    return kvt_entry_is(store, entry, &s->key) &&
+           kvt_level_of_map(kvt_index_at(&store->index, entry)->map) < kvt_level_of_map(s->map);
 }
 
 static int32_t commit_one(struct kvt_store *store, uint32_t client, const struct kvt_slot_ref *ref)
@@ -262,10 +271,9 @@ static int32_t commit_one(struct kvt_store *store, uint32_t client, const struct
     status = header_check(store, ref->slot, ref->checksum);
     if (status) {
         store->counts.commit_bad++;
-    } else if (kvt_index_present(e) && (!kvt_entry_is(store, entry, &s->key) ||
-                                        kvt_level_of_map(e->map) >= kvt_level_of_map(s->map))) {
+    } else if (e->raced || (kvt_index_present(e) && !replaces(store, entry, s))) {
         store->counts.commit_lost++;
-        status = KVT_E_EXISTS;
+        status = kvt_index_present(e) ? KVT_E_EXISTS : KVT_E_STALE;
     }
     if (status) {
         kvt_slot_abandon(store, ref->slot);

@@ -188,6 +188,15 @@ void kvt_slot_settle(struct kvt_store *store, uint32_t slot)
     kvt_policy_settle(&store->policy, slot, false);
 }
 
+void kvt_entry_fill_end(struct kvt_store *store, uint32_t entry)
+{
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+
+    e->filling--;
+    if (!e->filling)
+        e->raced = 0;
+}
+
 void kvt_slot_abandon(struct kvt_store *store, uint32_t slot)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
@@ -200,6 +209,6 @@ void kvt_slot_abandon(struct kvt_store *store, uint32_t slot)
         kvt_slot_free(store, slot);
     if (entry == KVT_NO_NUMBER)
         return;
-    kvt_index_at(&store->index, entry)->filling--;
+    kvt_entry_fill_end(store, entry);
     kvt_entry_settle(store, entry);
 }

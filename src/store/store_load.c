@@ -191,11 +191,7 @@ static enum started start_read(struct kvt_store *store, const struct kvt_load *l
         (load->prefetch && store->prefetch_going >= KVT_STORE_PREFETCH_READS) ||
         load->ahead >= KVT_STORE_READ_AHEAD)
         return WAITS_FOR_READ;
-    /* Making room may give up index entries and lets go of ghosts: being filled protects this one.
-     */
-    e->filling++;
     slot = kvt_room_slot(store, bytes, room);
-    e->filling--;
     if (slot == KVT_SLOT_NONE)
         return WAITS_FOR_SLOT;
     s = kvt_slot_at(&store->slots, slot);
