@@ -5,6 +5,7 @@
 
 #include "base/rng.h"
 #include "kvtier/error.h"
+#include "support/fault_io.h"
 
 #define CLIENT 1u
 #define SETTLE_STEPS 100000
@@ -18,8 +19,12 @@ static int64_t rig_now(void *ctx)
 static void rig_take_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
 {
     struct rig *rig = ctx;
-    struct kvt_msg *copy = malloc(msg->bytes);
+    struct kvt_msg *copy;
 
+    if (msg->op == KVT_OP_GRANT && rig->on_grant &&
+        rig->on_grant(rig->on_grant_ctx, client, (const struct kvt_msg_grant *)msg))
+        return;
+    copy = malloc(msg->bytes);
     assert_non_null(copy);
     assert_true(rig->reply_count < RIG_REPLIES_MAX);
     memcpy(copy, msg, msg->bytes);
@@ -66,6 +71,15 @@ static int start(struct rig *rig)
     return kvt_store_open(&params, &rig->store, NULL);
 }
 
+/* The medium behind a fault injector. */
+static struct kvt_io *with_faults(struct kvt_io *medium)
+{
+    struct kvt_io *io = fault_io_new(medium, 7);
+
+    assert_non_null(io);
+    return io;
+}
+
 int rig_try_open(struct rig *rig, const struct rig_options *options, struct kvt_io *io)
 {
     memset(rig, 0, sizeof(*rig));
@@ -78,12 +92,12 @@ int rig_try_open(struct rig *rig, const struct rig_options *options, struct kvt_
         assert_non_null(rig->arena);
         memset(rig->arena, 0xA5, rig->arena_bytes);
     }
-    rig->io = io;
     if (!io && options->disk_cap_bytes)
         assert_int_equal(kvt_io_mem_new(options->disk_real_bytes ? options->disk_real_bytes
                                                                  : options->disk_cap_bytes * 2,
-                                        &rig->io),
+                                        &io),
                          0);
+    rig->io = io ? with_faults(io) : NULL;
     return start(rig);
 }
 
@@ -103,9 +117,37 @@ void rig_close(struct rig *rig)
     memset(rig, 0, sizeof(*rig));
 }
 
+static void read_statfile(struct rig *rig)
+{
+    static _Alignas(4096) char page[16384];
+    int file;
+
+    if (!rig->io)
+        return;
+    file = rig->io->ops->open(rig->io, "stats", KVT_IO_OPEN_READ_ONLY);
+    assert_true(file >= 0);
+    assert_int_equal(kvt_io_read_now(rig->io, file, 0, page, sizeof(page)), sizeof(page));
+    rig->io->ops->close(rig->io, file);
+    memcpy(rig->stats_text, page, sizeof(page));
+}
+
+uint64_t rig_filed_stat(const struct rig *rig, const char *name)
+{
+    size_t len = strlen(name);
+
+    for (const char *line = rig->stats_text; line && *line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, name, len) == 0 && line[len] == ' ')
+            return strtoull(line + len, NULL, 10);
+    }
+    fail_msg("the file stats has no %s", name);
+    return 0;
+}
+
 void rig_reopen(struct rig *rig)
 {
     kvt_store_close(rig->store, 1000000000);
+    read_statfile(rig);
     rig->store = NULL;
     rig->held_count = 0;
     rig_forget_replies(rig);
@@ -119,15 +161,18 @@ void rig_crash(struct rig *rig)
 {
     struct kvt_io *after = NULL;
 
-    if (rig->io)
-        assert_int_equal(kvt_io_mem_clone(rig->io, &after), 0);
+    if (rig->io) {
+        assert_int_equal(kvt_io_mem_clone(fault_io_inner(rig->io), &after), 0);
+        fault_io_hold(rig->io, 0);
+    }
+    rig->held_io = false;
     kvt_store_close(rig->store, 0);
     rig->store = NULL;
     rig->held_count = 0;
     rig_forget_replies(rig);
     if (rig->io)
         rig->io->ops->destroy(rig->io);
-    rig->io = after;
+    rig->io = after ? with_faults(after) : NULL;
     if (rig->arena)
         memset(rig->arena, 0xA5, rig->arena_bytes);
     assert_int_equal(start(rig), 0);
@@ -142,8 +187,31 @@ void rig_check(struct rig *rig)
         fail_msg("%s", why);
 }
 
+void rig_hold(struct rig *rig, bool on)
+{
+    if (!rig->io)
+        return;
+    fault_io_hold(rig->io, on);
+    rig->held_io = on;
+    rig_settle(rig);
+}
+
+void rig_release_io(struct rig *rig, unsigned count, bool backwards)
+{
+    if (rig->io)
+        fault_io_release(rig->io, count, backwards);
+    rig_settle(rig);
+}
+
 void rig_settle(struct rig *rig)
 {
+    for (int step = 0; rig->held_io && step < 4; step++)
+        kvt_store_run(rig->store);
+    if (rig->held_io) {
+        if (rig->check_each_step)
+            rig_check(rig);
+        return;
+    }
     for (int step = 0; step < SETTLE_STEPS; step++) {
         int64_t next = kvt_store_run(rig->store);
 

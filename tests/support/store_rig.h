@@ -33,13 +33,18 @@ struct rig_options {
 struct rig {
     struct rig_options options;
     struct kvt_store *store;
-    struct kvt_io *io; /* the medium; survives a crash */
+    struct kvt_io *io; /* a fault injector over the medium; survives reopen */
     uint8_t *arena;
     uint64_t arena_bytes;
     int64_t now_ns;
     uint64_t cookie;
     bool check_each_step;
-    bool keep; /* granted slots are kept by rig_get() until rig_release_all() */
+    bool held_io; /* completions are held back: settle() does not wait for them */
+    /* Takes a grant out of the replies: true when it is the test's own business. */
+    bool (*on_grant)(void *ctx, uint32_t client, const struct kvt_msg_grant *grant);
+    void *on_grant_ctx;
+    bool keep;              /* granted slots are kept by rig_get() until rig_release_all() */
+    char stats_text[16385]; /* file "stats" as the last close left it */
     struct kvt_msg *replies[RIG_REPLIES_MAX]; /* copies, oldest first */
     uint32_t reply_clients[RIG_REPLIES_MAX];
     uint32_t reply_count;
@@ -51,13 +56,18 @@ struct rig {
 /* Options for a rig with DRAM and disk of a moderate size. */
 struct rig_options rig_defaults(void);
 
-/* io: the medium to use (owned by the rig from now on), or NULL for a new one. Fails the test when
- * the store does not open; rig_try_open() returns the error instead. */
+/* io: a memory medium to use (owned by the rig from now on), or NULL for a new one. Fails the test
+ * when the store does not open; rig_try_open() returns the error instead. */
 void rig_open(struct rig *rig, const struct rig_options *options, struct kvt_io *io);
 int rig_try_open(struct rig *rig, const struct rig_options *options, struct kvt_io *io);
 void rig_close(struct rig *rig);  /* orderly; the medium goes too */
 void rig_reopen(struct rig *rig); /* orderly close, then open on the same medium */
 void rig_crash(struct rig *rig);  /* what the medium holds now, without close; then open */
+
+/* Hold completions back, or let them come again (and settle). */
+void rig_hold(struct rig *rig, bool on);
+/* Let up to `count` held completions come, newest first when backwards. */
+void rig_release_io(struct rig *rig, unsigned count, bool backwards);
 
 /* Let the store work until nothing is left to do; time moves by what its timers ask for. */
 void rig_settle(struct rig *rig);
@@ -110,5 +120,7 @@ int32_t rig_keys(struct rig *rig, int op, uint32_t ns, const uint64_t *numbers, 
 int32_t rig_flush(struct rig *rig);
 void rig_cancel(struct rig *rig, uint32_t client, uint64_t target);
 struct kvt_store_stats rig_stats(struct rig *rig);
+/* A number of the file "stats" that the last rig_reopen() found; fails the test when absent. */
+uint64_t rig_filed_stat(const struct rig *rig, const char *name);
 
 #endif
