@@ -21,9 +21,9 @@ export PKG_CONFIG_PATH
 for i in $(seq 200); do echo "Line $i of a text that takes some tokens."; done >"$work/text"
 
 if [ -e "$llama/lib/libllama.a" ]; then
-    engine=(-Wl,--start-group "$llama"/lib/lib*.a -Wl,--end-group -lstdc++ -lm -ldl -lpthread)
+    engine=("-Wl,--start-group" "$llama"/lib/lib*.a "-Wl,--end-group" -lstdc++ -lm -ldl -lpthread)
 else
-    engine=(-L"$llama/lib" -Wl,-rpath,"$llama/lib" -lllama -lggml -lggml-base)
+    engine=(-L"$llama/lib" "-Wl,-rpath,$llama/lib" -lllama -lggml -lggml-base)
 fi
 read -ra shared < <(pkg-config --libs kvtier-llama)
 archive=("$libdir/libkvtier-llama.a" "-L$libdir" -lkvtier -lcrypto)

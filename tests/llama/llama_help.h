@@ -34,10 +34,11 @@
 struct tiny_spec {
     const char *arch;
     uint32_t layers, width, heads, kv_heads;
-    uint32_t key_length, value_length; /* 0: width / heads */
-    uint32_t window;                   /* sliding window, 0: none */
-    uint64_t seed;                     /* of the weights */
-    int words;                         /* 1: with llama.cpp's test tokenizer, else no vocabulary */
+    uint32_t key_length, value_length;       /* 0: width / heads */
+    uint32_t window;                         /* sliding window, 0: none */
+    uint64_t seed;                           /* of the weights */
+    void (*more)(struct gguf_context *gguf); /* further metadata, or NULL */
+    int words; /* 1: with llama.cpp's test tokenizer, else no vocabulary */
 };
 
 static const struct tiny_spec tiny_plain = {
@@ -96,6 +97,8 @@ static inline struct gguf_context *tiny_metadata(const struct tiny_spec *spec)
     tiny_u32(gguf, arch, "ssm.group_count", 1);
     snprintf(name, sizeof(name), "%s.rope.dimension_sections", arch);
     gguf_set_arr_data(gguf, name, GGUF_TYPE_UINT32, sections, 4);
+    if (spec->more != NULL)
+        spec->more(gguf);
     gguf_set_val_str(gguf, "tokenizer.ggml.model", spec->words ? "test" : "no_vocab");
     if (spec->words) {
         static char names[HELP_VOCAB][16];

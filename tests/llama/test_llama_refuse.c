@@ -146,6 +146,70 @@ static void test_recurrent(void **state)
     attach(&spec, &params, KVT_E_UNSUPPORTED, "recurrent");
 }
 
+static void hybrid(struct gguf_context *gguf)
+{
+    const uint32_t heads[3] = {4, 0, 4};
+
+    gguf_set_arr_data(gguf, "jamba.attention.head_count_kv", GGUF_TYPE_UINT32, heads, 3);
+}
+
+static void test_hybrid(void **state)
+{
+    (void)state;
+    struct llama_context_params params = help_params();
+    struct tiny_spec spec = tiny_plain;
+
+    spec.arch = "jamba";
+    spec.more = hybrid;
+    attach(&spec, &params, KVT_E_UNSUPPORTED, "hybrid");
+}
+
+static void latent(struct gguf_context *gguf)
+{
+    tiny_u32(gguf, "deepseek2", "attention.kv_lora_rank", 64);
+    tiny_u32(gguf, "deepseek2", "attention.q_lora_rank", 64);
+    tiny_u32(gguf, "deepseek2", "attention.key_length_mla", 48);
+    tiny_u32(gguf, "deepseek2", "attention.value_length_mla", 32);
+    tiny_u32(gguf, "deepseek2", "rope.dimension_count", 16);
+    tiny_u32(gguf, "deepseek2", "leading_dense_block_count", 3);
+    tiny_u32(gguf, "deepseek2", "expert_feed_forward_length", 64);
+    tiny_u32(gguf, "deepseek2", "expert_count", 2);
+    tiny_u32(gguf, "deepseek2", "expert_used_count", 2);
+    tiny_u32(gguf, "deepseek2", "expert_shared_count", 1);
+    tiny_u32(gguf, "deepseek2", "expert_gating_func", 2);
+}
+
+static void test_latent_rows(void **state)
+{
+    (void)state;
+    struct llama_context_params params = help_params();
+    struct tiny_spec spec = tiny_plain;
+
+    spec.arch = "deepseek2";
+    spec.kv_heads = 1;
+    spec.key_length = 80;
+    spec.value_length = 64;
+    spec.more = latent;
+    attach(&spec, &params, KVT_E_UNSUPPORTED, "MLA");
+}
+
+static void bert(struct gguf_context *gguf)
+{
+    gguf_set_val_bool(gguf, "bert.attention.causal", false);
+    gguf_set_val_u32(gguf, "tokenizer.ggml.token_type_count", 1);
+}
+
+static void test_not_causal(void **state)
+{
+    (void)state;
+    struct llama_context_params params = help_params();
+    struct tiny_spec spec = tiny_plain;
+
+    spec.arch = "bert";
+    spec.more = bert;
+    attach(&spec, &params, KVT_E_UNSUPPORTED, "causal");
+}
+
 /* llama_decode reads a block of 16 rows or nothing: odd head sizes are refused, never rounded. */
 static void test_head_sizes(void **state)
 {
@@ -292,15 +356,12 @@ static void test_check_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain_shapes),
-        cmocka_unit_test(test_cache_types),
-        cmocka_unit_test(test_context_modes),
-        cmocka_unit_test(test_sliding_window),
-        cmocka_unit_test(test_multi_position),
-        cmocka_unit_test(test_recurrent),
-        cmocka_unit_test(test_head_sizes),
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_spare_sequence_in_use),
+        cmocka_unit_test(test_plain_shapes),   cmocka_unit_test(test_cache_types),
+        cmocka_unit_test(test_context_modes),  cmocka_unit_test(test_sliding_window),
+        cmocka_unit_test(test_multi_position), cmocka_unit_test(test_recurrent),
+        cmocka_unit_test(test_hybrid),         cmocka_unit_test(test_latent_rows),
+        cmocka_unit_test(test_not_causal),     cmocka_unit_test(test_head_sizes),
+        cmocka_unit_test(test_options),        cmocka_unit_test(test_spare_sequence_in_use),
         cmocka_unit_test(test_check_file),
     };
     llama_backend_init();
