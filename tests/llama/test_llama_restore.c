@@ -282,6 +282,71 @@ static void test_missing_middle_block(void **state)
     close_rig(&rig);
 }
 
+/* Flip one payload byte of the record with that key in the files of a closed store. */
+static void damage(const char *dir, const struct kvt_key *key)
+{
+    static uint8_t bytes[8 << 20];
+    char path[4200];
+    struct dirent *entry;
+    DIR *list = opendir(dir);
+    int done = 0;
+
+    assert_non_null(list);
+    while ((entry = readdir(list)) != NULL) {
+        if (strncmp(entry->d_name, "seg-", 4) != 0)
+            continue;
+        snprintf(path, sizeof(path), "%s/%s", dir, entry->d_name);
+        int fd = open(path, O_RDWR);
+        assert_true(fd >= 0);
+        const ssize_t len = pread(fd, bytes, sizeof(bytes), 0);
+        for (ssize_t at = 0; !done && at + 4096 <= len; at += 4096) {
+            if (memcmp(bytes + at, "KVTR", 4) != 0 || memcmp(bytes + at + 24, key->hash, 32) != 0)
+                continue;
+            uint8_t byte = bytes[at + 1000] ^ 1;
+            assert_int_equal(pwrite(fd, &byte, 1, at + 1000), 1);
+            done = 1;
+        }
+        close(fd);
+    }
+    closedir(list);
+    assert_int_equal(done, 1);
+}
+
+/* A record that is found and then proves damaged: the run before it is used, and it alone. */
+static void test_damaged_block_cuts_the_run(void **state)
+{
+    (void)state;
+    struct rig rig;
+    float logits[HELP_VOCAB];
+    struct kvt_key keys[BLOCKS];
+    struct kvt_llama_report report = {.struct_size = sizeof(report)};
+    char dir[] = "/var/tmp/kvt-test-llama-XXXXXX";
+
+    assert_non_null(mkdtemp(dir));
+    open_rig(&rig, KVT_LEVEL_RAW, 0);
+    chain_keys(&rig, keys);
+    kvt_llama_free(rig.llama);
+    kvt_close(rig.cache);
+    rig.cache = help_cache(dir);
+    open_adapter(&rig, KVT_LEVEL_RAW, 0);
+    learn(&rig);
+    kvt_llama_free(rig.llama);
+    kvt_close(rig.cache);
+    damage(dir, &keys[6]);
+    rig.cache = help_cache(dir);
+    open_adapter(&rig, KVT_LEVEL_RAW, 0);
+    assert_int_equal(kvt_llama_restore(rig.llama, 0, rig.tokens, N, &report), 6 * 16);
+    assert_int_equal(report.tokens_found, TOKENS);
+    assert_int_equal(report.tokens_loaded, 6 * 16);
+    assert_int_equal(help_counter(rig.llama, "llama.restore_cut_load"), 1);
+    assert_int_equal(llama_memory_seq_pos_max(llama_get_memory(rig.ctx), 0), 6 * 16 - 1);
+    help_decode(rig.ctx, 0, rig.tokens, 6 * 16, N);
+    help_logits(rig.ctx, logits);
+    assert_true(help_distance(logits, rig.exact) < ROUNDING);
+    close_rig(&rig);
+    help_remove(dir);
+}
+
 static uint64_t restored_bytes(struct rig *rig)
 {
     struct kvt_llama_report report = {.struct_size = sizeof(report)};
@@ -589,6 +654,7 @@ int main(void)
         cmocka_unit_test(test_scattered_cells),
         cmocka_unit_test(test_wrapped_cells),
         cmocka_unit_test(test_missing_middle_block),
+        cmocka_unit_test(test_damaged_block_cuts_the_run),
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_lossy_origin_is_stored_again_at_kv8),
         cmocka_unit_test(test_growing_conversation),
