@@ -316,7 +316,7 @@ static void test_read_only_instance(void **state)
 /* What others plant under our names: refused, and no open hangs. */
 static void test_planted_names(void **state)
 {
-    struct kvt_io *io = must_open(in_top("root"));
+    struct kvt_io *io = must_open(in_top("root")), *buffered = NULL;
 
     (void)state;
     assert_int_equal(symlink("/etc/passwd", in_top("root/seg-00000000")), 0);
@@ -332,6 +332,11 @@ static void test_planted_names(void **state)
         assert_true(io->ops->open(io, "seg-00000003", flags) < 0);
     }
     assert_true(io->ops->open(io, "seg-00000002", KVT_IO_OPEN_READ_ONLY) < 0);
+    assert_int_equal(open_root(in_top("root"), 0, 0, &buffered),
+                     0); /* O_DIRECT refuses by itself */
+    assert_int_equal(buffered->ops->open(buffered, "seg-00000002", 0), -EINVAL);
+    assert_int_equal(buffered->ops->open(buffered, "seg-00000002", KVT_IO_OPEN_READ_ONLY), -EINVAL);
+    buffered->ops->destroy(buffered);
     assert_int_equal(access(in_top("root/target"), F_OK), -1);
     assert_int_equal(symlink("elsewhere", in_top("root/lock")), 0);
     assert_int_equal(io->ops->lock(io, NULL), KVT_E_SYMLINK);
@@ -903,6 +908,34 @@ static void test_c44_no_fallocate(void **state)
     free(buf);
 }
 
+/* A reservation that fails half-way, as some file systems' do. */
+static int half_fallocate(int fd, int mode, off_t offset, off_t bytes)
+{
+    (void)mode;
+    if (ftruncate(fd, offset + bytes / 2) == 0)
+        errno = ENOSPC;
+    return -1;
+}
+
+static void test_failed_reservation_is_undone(void **state)
+{
+    struct kvt_io_posix_params params = {.path = in_top("root"), .threads = 1, .direct = -1};
+    struct kvt_posix_sys sys = kvt_posix_sys_real;
+    uint8_t *buf = pages(1, 0x55);
+    struct kvt_io *io = NULL;
+    int file;
+
+    (void)state;
+    sys.fallocate = half_fallocate;
+    assert_int_equal(kvt_io_posix_new_sys(&params, &sys, &io), 0);
+    file = io->ops->open(io, "f", KVT_IO_OPEN_CREATE);
+    assert_int_equal(kvt_io_write_now(io, file, 0, buf, PAGE), PAGE);
+    assert_int_equal(io->ops->allocate(io, file, 1 << 20), -ENOSPC);
+    assert_int_equal(io->ops->size(io, file), PAGE);
+    io->ops->destroy(io);
+    free(buf);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -927,6 +960,7 @@ int main(void)
         T(test_c43_shapes_at_the_seam),
         T(test_no_space),
         T(test_c44_no_fallocate),
+        T(test_failed_reservation_is_undone),
     };
 #undef T
 
