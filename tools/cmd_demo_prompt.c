@@ -17,11 +17,12 @@
 #define SMOL_SYSTEM "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 #define TOKEN_BYTES_MAX 64 /* bytes of text per token, more than any text has on average */
 
-/* Answers: Tomas Breck; Clara Venn; in 1871. The text is invented: no model knows them by heart. */
+/* Answers: Tomas Breck; Clara Venn; Elias Fenn. The text is invented: no model knows them by heart.
+ */
 static const char *const document_questions[DEMO_QUESTIONS] = {
     "Who was the first keeper of Cape Orrin?",
     "Who is the keeper of Port Lammas?",
-    "When was the lighthouse at Cape Orrin built?",
+    "What was the name of the captain in the storm of 1904?",
 };
 static const char *const file_questions[DEMO_QUESTIONS] = {
     "What is the text above about? Answer in one sentence.",
