@@ -47,11 +47,13 @@ static void clear(struct rig *rig)
     llama_memory_clear(llama_get_memory(rig->ctx), true);
 }
 
-static void open_rig(struct rig *rig, int level, uint32_t window)
+static void open_rig_of(struct rig *rig, const struct tiny_spec *spec, enum ggml_type type,
+                        int level, uint32_t window)
 {
     memset(rig, 0, sizeof(*rig));
-    rig->model = tiny_model(&tiny_plain);
+    rig->model = tiny_model(spec);
     rig->params = help_params();
+    rig->params.type_k = rig->params.type_v = type;
     rig->ctx = llama_init_from_model(rig->model, rig->params);
     assert_non_null(rig->ctx);
     help_file(rig->model_path, "weights");
@@ -61,6 +63,11 @@ static void open_rig(struct rig *rig, int level, uint32_t window)
     clear(rig);
     rig->cache = help_cache(NULL);
     open_adapter(rig, level, window);
+}
+
+static void open_rig(struct rig *rig, int level, uint32_t window)
+{
+    open_rig_of(rig, &tiny_plain, GGML_TYPE_F16, level, window);
 }
 
 static void close_rig(struct rig *rig)
@@ -116,6 +123,28 @@ static void test_raw_is_bit_identical(void **state)
            (double)help_distance(logits, rig.exact));
     assert_true(help_distance(logits, rig.exact) > POISON);
     close_rig(&rig);
+}
+
+/* Other head counts and sizes, every cache type: bit-identical as well. */
+static void test_raw_of_every_shape(void **state)
+{
+    (void)state;
+    static const enum ggml_type types[] = {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_F32};
+    struct tiny_spec specs[2] = {tiny_plain, tiny_plain};
+    float logits[HELP_VOCAB];
+    struct rig rig;
+
+    specs[0].kv_heads = 1;
+    specs[1].arch = "qwen3";
+    specs[1].key_length = specs[1].value_length = 64;
+    for (size_t s = 0; s < 2; s++)
+        for (size_t t = 0; t < 3; t++) {
+            open_rig_of(&rig, &specs[s], types[t], KVT_LEVEL_RAW, 0);
+            learn(&rig);
+            recall(&rig, 0, TOKENS, logits);
+            assert_memory_equal(logits, rig.exact, sizeof(logits));
+            close_rig(&rig);
+        }
 }
 
 static void test_raw_after_reopen(void **state)
@@ -649,6 +678,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_raw_is_bit_identical),
+        cmocka_unit_test(test_raw_of_every_shape),
         cmocka_unit_test(test_raw_after_reopen),
         cmocka_unit_test(test_lossy_is_near),
         cmocka_unit_test(test_scattered_cells),
