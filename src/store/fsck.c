@@ -14,6 +14,8 @@
 #include "kvtier/error.h"
 #include "store/l2_internal.h"
 
+#define TICK_BYTES (8u << 20) /* records read between two reports of progress */
+
 struct seen_key { /* one record, for counting keys */
     XXH128_hash_t key;
     uint64_t sequence;
@@ -60,7 +62,7 @@ static bool all_zero(const uint8_t *bytes, size_t count)
 
 static int tick(struct fsck *fsck, uint64_t bytes)
 {
-    fsck->done_bytes += bytes;
+    fsck->done_bytes = KVT_MIN(fsck->done_bytes + bytes, fsck->total_bytes);
     if (!fsck->params->progress)
         return 0;
     return fsck->params->progress(fsck->params->ctx, fsck->done_bytes, fsck->total_bytes)
@@ -295,6 +297,7 @@ static int check_entries(struct fsck *fsck, uint64_t clean_page, const char *nam
     const struct kvt_l2_survey *survey = &fsck->survey;
     const struct kvt_l2_scan *scan = &fsck->scan;
     uint64_t next = 1, bytes = 0;
+    uint32_t strange = 0;
     int rc = 0;
 
     for (uint32_t i = 0; i < scan->count && !rc; i++) {
@@ -303,21 +306,23 @@ static int check_entries(struct fsck *fsck, uint64_t clean_page, const char *nam
         if (entry->page < next)
             say(fsck, true, "%s: records overlap at page %u", name, (unsigned)entry->page);
         next = (uint64_t)entry->page + entry->pages;
-        if (survey->superblock_copy >= 0 && entry->sequence >= survey->superblock.next_sequence)
-            say(fsck, true, "%s: record at page %u: sequence %llu was never given out", name,
-                (unsigned)entry->page, (unsigned long long)entry->sequence);
+        strange +=
+            survey->superblock_copy >= 0 && entry->sequence >= survey->superblock.next_sequence;
         bytes += (uint64_t)entry->pages * KVT_PAGE_BYTES;
         if (kvt_l2_journal_purged(fsck->l2, entry)) {
             fsck->report->purged++;
             continue;
         }
         rc = check_record(fsck, entry, entry->page < clean_page, name);
-        if (!rc && bytes >= (8u << 20)) {
+        if (!rc && bytes >= TICK_BYTES) {
             rc = tick(fsck, bytes);
             bytes = 0;
         }
     }
-    return rc ? rc : tick(fsck, bytes);
+    if (strange)
+        say(fsck, true, "%s: %u records have a sequence that was never given out", name,
+            (unsigned)strange);
+    return rc;
 }
 
 /* A segment without usable footer: walk it. Returns the page before which all must be good. */
@@ -349,7 +354,7 @@ static int check_opened(struct fsck *fsck, const struct kvt_l2_survey_segment *f
     int rc;
 
     if (!check_header(fsck, file, handle, name))
-        return tick(fsck, file->file_bytes);
+        return 0;
     rc = kvt_l2_scan_footer(scan, handle, file->number, file->generation, NULL, 0);
     if (rc) {
         clean_page = check_batches(fsck, file, handle, name);
@@ -371,6 +376,7 @@ static int check_segment(struct fsck *fsck, const struct kvt_l2_survey_segment *
 {
     const struct kvt_io_ops *ops = fsck->params->io->ops;
     char name[KVT_IO_NAME_MAX];
+    uint64_t end_bytes = fsck->done_bytes + file->file_bytes;
     int handle, rc;
 
     kvt_l2_segment_name(file->number, name);
@@ -386,6 +392,8 @@ static int check_segment(struct fsck *fsck, const struct kvt_l2_survey_segment *
     }
     rc = check_opened(fsck, file, handle, name);
     ops->close(fsck->params->io, handle);
+    if (!rc && fsck->done_bytes < end_bytes)
+        rc = tick(fsck, end_bytes - fsck->done_bytes);
     return rc;
 }
 
