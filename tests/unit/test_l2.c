@@ -1,7 +1,7 @@
 /* L2 log: append, read back, recover, recycle, flush.
  *
- * Method: a small store (support/l2_help.h) over the memory backend; every record is made from its
- * id and version, every read is compared with that. Time is the test's. */
+ * Method: a small store (support/l2_help.h) over the memory backend, then the posix one; every
+ * record is made from its id and version, every read is compared with that. Time is the test's. */
 #include <errno.h>
 #include <string.h>
 
@@ -15,17 +15,33 @@
 
 static struct l2_env env; /* large: not on the stack */
 
-static struct kvt_io *mem(void)
+static bool posix;
+static char base[256], dir[300];
+
+static struct kvt_io *new_io(void)
 {
+    struct kvt_io_posix_params params = {.path = dir, .threads = 3, .direct = -1};
     struct kvt_io *io = NULL;
 
-    assert_int_equal(kvt_io_mem_new(1u << 30, &io), 0);
+    if (!posix)
+        assert_int_equal(kvt_io_mem_new(1u << 30, &io), 0);
+    else
+        assert_int_equal(kvt_io_posix_new(&params, &io), 0);
     return io;
+}
+
+static int setup(void **state)
+{
+    static uint32_t roots;
+
+    (void)state;
+    snprintf(dir, sizeof dir, "%s/%u", base, (unsigned)roots++);
+    return 0;
 }
 
 static void test_append_and_read_back(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint32_t ids[40];
 
     (void)state;
@@ -47,7 +63,7 @@ static void test_append_and_read_back(void **state)
 
 static void test_reopen_finds_everything_and_goes_on(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint64_t last;
 
     (void)state;
@@ -71,7 +87,7 @@ static void test_reopen_finds_everything_and_goes_on(void **state)
 
 static void test_recycles_oldest_first_within_the_cap(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint32_t newest = 0;
 
     (void)state;
@@ -98,7 +114,7 @@ static void test_recycles_oldest_first_within_the_cap(void **state)
 
 static void test_higher_sequence_wins_after_reopen(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
 
     (void)state;
     l2_env_init(&env, CAP);
@@ -116,7 +132,7 @@ static void test_higher_sequence_wins_after_reopen(void **state)
 
 static void test_size_limits(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint32_t max, id = 1;
 
     (void)state;
@@ -141,7 +157,7 @@ static void test_size_limits(void **state)
 
 static void test_long_lists_become_several_batches(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint32_t ids[500];
     struct kvt_l2_stats stats;
 
@@ -172,7 +188,7 @@ static void count_read(struct kvt_l2_read *read)
 
 static void test_reads_are_bounded_queued_and_answered(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     struct kvt_l2_read reads[100];
     uint32_t done = 0;
     void *dst = aligned_alloc(KVT_PAGE_BYTES, 4 * KVT_PAGE_BYTES);
@@ -216,7 +232,7 @@ static void test_reads_are_bounded_queued_and_answered(void **state)
 /* The oldest segment is pinned: the next oldest goes, and the pinned one stays readable. */
 static void test_pinned_segments_are_skipped(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
 
     (void)state;
     l2_env_init(&env, CAP);
@@ -234,7 +250,7 @@ static void test_pinned_segments_are_skipped(void **state)
 /* Everything pinned: writes wait; they go on when a pin goes. */
 static void test_all_pinned_waits(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint32_t i = 0, id = 4000;
 
     (void)state;
@@ -246,11 +262,8 @@ static void test_all_pinned_waits(void **state)
 
         if (l2_env_queue(&env, &i, 1, 1, 10))
             break;
-        while (env.in_flight && turns++ < 200) {
-            int64_t next = kvt_l2_run(env.l2);
-
-            env.now = next == INT64_MAX ? env.now + 1000000 : KVT_MAX(next, env.now + 1000);
-        }
+        while (env.in_flight && turns++ < 300)
+            l2_env_turn(&env);
         if (env.in_flight)
             break;
     }
@@ -268,7 +281,7 @@ static void test_all_pinned_waits(void **state)
 
 static void test_flush(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint32_t ids[64];
 
     (void)state;
@@ -287,7 +300,7 @@ static void test_flush(void **state)
 
 static void test_close_finishes_what_was_accepted(void **state)
 {
-    struct kvt_io *io = mem();
+    struct kvt_io *io = new_io();
     uint32_t ids[300];
 
     (void)state;
@@ -304,22 +317,33 @@ static void test_close_finishes_what_was_accepted(void **state)
     io->ops->destroy(io);
 }
 
+#define TEST(function) cmocka_unit_test_setup(function, setup)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_append_and_read_back),
-        cmocka_unit_test(test_reopen_finds_everything_and_goes_on),
-        cmocka_unit_test(test_recycles_oldest_first_within_the_cap),
-        cmocka_unit_test(test_higher_sequence_wins_after_reopen),
-        cmocka_unit_test(test_size_limits),
-        cmocka_unit_test(test_long_lists_become_several_batches),
-        cmocka_unit_test(test_reads_are_bounded_queued_and_answered),
-        cmocka_unit_test(test_pinned_segments_are_skipped),
-        cmocka_unit_test(test_all_pinned_waits),
-        cmocka_unit_test(test_flush),
-        cmocka_unit_test(test_close_finishes_what_was_accepted),
+        TEST(test_append_and_read_back),
+        TEST(test_reopen_finds_everything_and_goes_on),
+        TEST(test_recycles_oldest_first_within_the_cap),
+        TEST(test_higher_sequence_wins_after_reopen),
+        TEST(test_size_limits),
+        TEST(test_long_lists_become_several_batches),
+        TEST(test_reads_are_bounded_queued_and_answered),
+        TEST(test_pinned_segments_are_skipped),
+        TEST(test_all_pinned_waits),
+        TEST(test_flush),
+        TEST(test_close_finishes_what_was_accepted),
     };
+    char command[300];
+    int failed;
 
     (void)test_seed();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    failed = cmocka_run_group_tests_name("l2 over memory", tests, NULL, NULL);
+    posix = true;
+    snprintf(base, sizeof base, "%s/kvt-l2-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    if (!mkdtemp(base))
+        return 1;
+    failed += cmocka_run_group_tests_name("l2 over files", tests, NULL, NULL);
+    snprintf(command, sizeof command, "rm -rf '%s'", base);
+    return failed + (system(command) != 0);
 }
