@@ -70,20 +70,12 @@ static int tick(struct fsck *fsck, uint64_t bytes)
                : 0;
 }
 
-static bool any_segment(const struct kvt_l2_survey *survey)
-{
-    for (uint32_t i = 0; i < survey->segment_count; i++)
-        if (!survey->segments[i].status)
-            return true;
-    return false;
-}
-
 static void check_superblock(struct fsck *fsck)
 {
     const struct kvt_l2_survey *survey = &fsck->survey;
 
     if (survey->superblock_copy < 0) { /* without segments: creation was interrupted */
-        say(fsck, any_segment(survey), "superblock: %s; the next open makes it new",
+        say(fsck, kvt_l2_survey_any_segment(survey), "superblock: %s; the next open makes it new",
             survey->superblock_file ? "neither copy is good" : "the file is missing");
         return;
     }

@@ -49,14 +49,6 @@ static void new_identity(struct kvt_l2 *l2)
     memcpy(l2->root_id, words, sizeof l2->root_id);
 }
 
-static bool any_header(const struct kvt_l2_survey *survey)
-{
-    for (uint32_t i = 0; i < survey->segment_count; i++)
-        if (!survey->segments[i].status)
-            return true;
-    return false;
-}
-
 /* Root id, segment size and count. */
 static int choose_layout(struct recovery *r)
 {
@@ -69,7 +61,7 @@ static int choose_layout(struct recovery *r)
         new_identity(l2);
     if (l2->params.read_only)
         cap = KVT_MAX(r->survey.superblock.cap_bytes, cap);
-    else if (!any_header(&r->survey))
+    else if (!kvt_l2_survey_any_segment(&r->survey))
         segment_bytes = 0; /* nothing is kept in the old size */
     layout = kvt_l2_layout_for(cap, (uint32_t)segment_bytes);
     if (layout.segment_count < KVT_L2_SEGMENTS_MIN && segment_bytes && !l2->params.read_only) {

@@ -318,6 +318,14 @@ int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey)
     return survey->foreign || bytes ? KVT_E_NOT_OURS : 1;
 }
 
+bool kvt_l2_survey_any_segment(const struct kvt_l2_survey *survey)
+{
+    for (uint32_t i = 0; i < survey->segment_count; i++)
+        if (!survey->segments[i].status)
+            return true;
+    return false;
+}
+
 int kvt_l2_probe(struct kvt_io *io)
 {
     struct kvt_l2_survey survey;

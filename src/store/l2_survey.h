@@ -59,6 +59,9 @@ void kvt_l2_survey_free(struct kvt_l2_survey *survey);
 /* 0 a root of ours; 1 empty: a root may be made here; KVT_E_NOT_OURS; KVT_E_NEWER. */
 int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey);
 
+/* Is there a valid segment header? */
+bool kvt_l2_survey_any_segment(const struct kvt_l2_survey *survey);
+
 /* Root id and segment size of a root: from the superblock, or, when both copies are lost, what most
  * segment headers say. False when neither tells. */
 bool kvt_l2_survey_identity(const struct kvt_l2_survey *survey, uint8_t root_id[16],

@@ -1,5 +1,6 @@
 /* See l2_help.h. Asserts through cmocka. */
 #include <errno.h>
+#include <ftw.h>
 #include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -474,4 +476,25 @@ uint32_t l2_files_count(struct kvt_io *io)
 
     assert_int_equal(io->ops->list(io, add_file, &sum), 0);
     return sum.count;
+}
+
+void l2_dir_make(char path[256])
+{
+    const char *base = getenv("TMPDIR");
+
+    snprintf(path, 256, "%s/kvt-l2-XXXXXX", base ? base : "/tmp");
+    assert_non_null(mkdtemp(path));
+}
+
+static int remove_one(const char *path, const struct stat *info, int kind, struct FTW *where)
+{
+    (void)info;
+    (void)kind;
+    (void)where;
+    return remove(path);
+}
+
+void l2_dir_remove(const char *path)
+{
+    assert_int_equal(nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
 }

@@ -85,5 +85,8 @@ uint32_t l2_env_verify(struct l2_env *env);
 /* Bytes of all files of a root, as the io tells. */
 uint64_t l2_files_bytes(struct kvt_io *io);
 uint32_t l2_files_count(struct kvt_io *io);
+/* A directory under TMPDIR, and its removal with everything in it. */
+void l2_dir_make(char path[256]);
+void l2_dir_remove(const char *path);
 
 #endif

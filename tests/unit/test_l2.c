@@ -317,6 +317,20 @@ static void test_close_finishes_what_was_accepted(void **state)
     io->ops->destroy(io);
 }
 
+static int make_base(void **state)
+{
+    (void)state;
+    l2_dir_make(base);
+    return 0;
+}
+
+static int remove_base(void **state)
+{
+    (void)state;
+    l2_dir_remove(base);
+    return 0;
+}
+
 #define TEST(function) cmocka_unit_test_setup(function, setup)
 
 int main(void)
@@ -334,16 +348,11 @@ int main(void)
         TEST(test_flush),
         TEST(test_close_finishes_what_was_accepted),
     };
-    char command[300];
     int failed;
 
     (void)test_seed();
     failed = cmocka_run_group_tests_name("l2 over memory", tests, NULL, NULL);
     posix = true;
-    snprintf(base, sizeof base, "%s/kvt-l2-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    if (!mkdtemp(base))
-        return 1;
-    failed += cmocka_run_group_tests_name("l2 over files", tests, NULL, NULL);
-    snprintf(command, sizeof command, "rm -rf '%s'", base);
-    return failed + (system(command) != 0);
+    failed += cmocka_run_group_tests_name("l2 over files", tests, make_base, remove_base);
+    return failed;
 }

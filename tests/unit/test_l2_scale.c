@@ -15,10 +15,11 @@
 #include "kvtier/error.h"
 #include "store/l2.h"
 #include "store/l2_survey.h"
+#include "support/l2_help.h"
 
 #define MIB (1ull << 20)
 
-static char dir[300];
+static char dir[256];
 static uint64_t wanted;
 
 static struct {
@@ -161,19 +162,16 @@ static uint64_t fill(struct kvt_io *io)
 static int setup(void **state)
 {
     (void)state;
-    snprintf(dir, sizeof dir, "%s/kvt-scale-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    assert_non_null(mkdtemp(dir));
+    l2_dir_make(dir);
     wanted = getenv("KVT_TEST_LONG") ? 1000000 : 200000;
     return 0;
 }
 
 static int teardown(void **state)
 {
-    char command[400];
-
     (void)state;
-    snprintf(command, sizeof command, "rm -rf '%s'", dir);
-    return system(command);
+    l2_dir_remove(dir);
+    return 0;
 }
 
 static int count_name(void *arg, const char *name)

@@ -40,8 +40,7 @@ static int setup(void **state)
     struct kvt_io *io;
 
     (void)state;
-    snprintf(base, sizeof base, "%s/kvt-fsck-XXXXXX", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
-    assert_non_null(mkdtemp(base));
+    l2_dir_make(base);
     snprintf(dir, sizeof dir, "%s/root", base);
     io = open_io();
     l2_env_init(&env, CAP);
@@ -56,11 +55,9 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    char command[700];
-
     (void)state;
-    snprintf(command, sizeof command, "rm -rf '%s'", base);
-    return system(command);
+    l2_dir_remove(base);
+    return 0;
 }
 
 static void fsck(const char *path, const char *option, const char *another)
@@ -184,7 +181,7 @@ static void test_not_a_store(void **state)
     fsck(path, NULL, NULL);
     assert_int_equal(run.code, 1);
     assert_non_null(strstr(run.err, "empty"));
-    strcat(path, "/notes.txt");
+    snprintf(path, sizeof path, "%s/other/notes.txt", base);
     fd = open(path, O_CREAT | O_WRONLY, 0600);
     assert_int_equal(write(fd, "hello", 5), 5);
     close(fd);
