@@ -169,6 +169,108 @@ static void test_c8_a_record_removed_behind_the_index(void **state)
     assert_int_equal(get_alone(1, 10), 10);
 }
 
+/* ---- what stands in a record --------------------------------------------------------------- */
+
+/* The entries that recovery reads name the same parents. */
+static void check_entries(const struct kvt_batch_header *batch)
+{
+    for (uint32_t i = 0; i < batch->count && i < 31; i++) { /* those on the first page */
+        const struct kvt_entry *entry = &batch->entries[i];
+        uint64_t number = entry->first_pos / 16;
+        struct kvt_key key = rig_key(number), parent = rig_key(number - 1);
+        if (memcmp(entry->key.hash, key.hash, 32) != 0)
+            continue;
+        assert_int_equal(entry->parent_len, number ? 32 : 0);
+        if (number > 0)
+            assert_memory_equal(entry->parent, parent.hash, 32);
+    }
+}
+
+static int check_records(void *arg, const char *path, const char *name)
+{
+    static _Alignas(8) uint8_t record[1 << 16];
+    struct kvt_record_header header;
+    struct stat st;
+    int found = 0;
+    if (strncmp(name, "seg-", 4) != 0)
+        return 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(fstat(fd, &st), 0);
+    for (off_t at = 0; at + 4096 <= st.st_size; at += 4096) {
+        assert_int_equal(pread(fd, record, 4096, at), 4096);
+        memcpy(&header, record, sizeof(header));
+        if (((const struct kvt_batch_header *)(const void *)record)->magic == KVT_BATCH_MAGIC)
+            check_entries((const struct kvt_batch_header *)(const void *)record);
+        if (header.magic != KVT_RECORD_MAGIC || header.record_bytes > sizeof(record))
+            continue;
+        assert_int_equal(pread(fd, record, header.record_bytes, at), header.record_bytes);
+        assert_int_equal(kvt_record_verify(record, header.record_bytes, NULL, 0), 0);
+        assert_memory_equal(header.key.ns, kvt_ns_id(rig.ns), KVT_NS_BYTES);
+        assert_int_equal(header.first_pos % 16, 0);
+        uint64_t number = header.first_pos / 16; /* the chain of block numbers 0, 1, ... */
+        struct kvt_key key = rig_key(number), parent = rig_key(number - 1);
+        if (memcmp(header.key.hash, key.hash, 32) != 0)
+            continue; /* one of those purged before */
+        assert_int_equal(header.parent_len, number ? 32 : 0);
+        if (number > 0)
+            assert_memory_equal(header.parent, parent.hash, 32);
+        assert_int_equal(header.map, number ? KVT_LEVEL_KV8 : KVT_LEVEL_RAW);
+        assert_int_equal(header.record_bytes, kvt_ns_record_bytes(rig.ns, 0, header.map));
+        assert_int_equal(header.payload_bytes, kvt_payload_bytes(&rig.layout, 0, header.map));
+        assert_true(header.sequence > 0);
+        for (uint32_t i = (uint32_t)sizeof(header) + header.payload_bytes; i < header.record_bytes;
+             i++)
+            assert_int_equal(record[i], 0);
+        ((bool *)arg)[number] = true;
+        found++;
+    }
+    close(fd);
+    return found;
+}
+
+/* Store blocks [from, to) of the chain at kv8. */
+static void put_chain(uint32_t from, uint32_t to)
+{
+    struct kvt_key keys[64], parent = rig_key((uint64_t)from - 1);
+    uint32_t ids[64];
+    struct kvt_store_opts opts = {.struct_size = sizeof(opts),
+                                  .first_pos = from * 16,
+                                  .parent = from ? &parent : NULL,
+                                  .level = KVT_LEVEL_KV8};
+    struct kvt_req *req;
+    for (uint32_t i = from; i < to; i++) {
+        keys[i - from] = rig_key(i);
+        ids[i - from] = i;
+        rig_fill(&rig, i, 0xffff); /* so that an unwritten padding byte would show */
+        rig_fill_smooth(&rig, i, i);
+    }
+    assert_int_equal(kvt_store(rig.ns, rig.pool, keys, ids, to - from, &opts, &req), 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    for (uint32_t i = 0; i < to - from; i++)
+        assert_int_equal(kvt_req_status(req, NULL)[i], 0);
+    kvt_req_free(req);
+}
+
+static void records_say_whose_they_are_and_end_in_zeros(void **state)
+{
+    bool seen[60] = {false};
+    (void)state;
+    init_disk("dram=768KiB,staging=64KiB", "32MiB");
+    rig_open(&rig);
+    for (uint64_t seed = 5000; seed < 5100; seed += 20) { /* slots that held other bytes */
+        assert_int_equal(rig_store(&rig, seed, 20, 0, NULL), 20);
+        assert_int_equal(kvt_purge(rig.ns, NULL, 0), 20);
+    }
+    put_chain(0, 30);
+    put_chain(30, 60);
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    /* purged records may still stand in the files: only the chain's are looked at */
+    assert_true(each_file(rig.dir, check_records, seen) >= 60);
+    for (int i = 0; i < 60; i++)
+        assert_true(seen[i]);
+}
+
 /* ---- truncation ---------------------------------------------------------------------------- */
 
 static int copy_file(void *arg, const char *path, const char *name)
@@ -396,6 +498,7 @@ int main(void)
         cmocka_unit_test_teardown(test_c2_flipped_payload_bits_are_misses, tear_down),
         cmocka_unit_test_teardown(test_c10_a_corrupt_block_leaves_the_page_alone, tear_down),
         cmocka_unit_test_teardown(test_c8_a_record_removed_behind_the_index, tear_down),
+        cmocka_unit_test_teardown(records_say_whose_they_are_and_end_in_zeros, tear_down),
         cmocka_unit_test_teardown(test_c4_truncated_files_open_and_stay_right, tear_down),
         cmocka_unit_test_teardown(test_c12_unfinished_segments_are_reclaimed_and_strangers_left,
                                   tear_down),

@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -629,6 +630,29 @@ static void a_full_cache_drops_and_says_so(void **state)
     assert_int_equal(rig_load(&rig, 10000, 4, NULL), 4);
 }
 
+/* The store learns parents from the client, also across requests and messages: a parent is not
+ * evicted before its child. */
+static void chains_are_linked_across_requests(void **state)
+{
+    unsigned gone = 0;
+    (void)state;
+    open_small("dram=1MiB,staging=64KiB", 40);
+    for (uint32_t i = 0; i < 40; i++) { /* one request each: the parent is in another message */
+        assert_int_equal(rig_store(&rig, 100 + i, 1, i * 16, NULL), 1);
+    }
+    for (uint64_t seed = 10000; seed < 10200; seed++) {
+        assert_int_equal(rig_store(&rig, seed, 1, 0, NULL), 1);
+        bool parent = true;
+        for (uint32_t i = 0; i < 40; i++) {
+            bool here = rig_lookup(&rig, 100 + i, 1) == 1;
+            assert_false(here && !parent);
+            parent = here;
+        }
+        gone += !parent;
+    }
+    assert_true(gone > 0); /* something was evicted */
+}
+
 static void pins_count_and_unpin(void **state)
 {
     struct kvt_key keys[6];
@@ -711,8 +735,50 @@ static void close_cancels_what_is_left(void **state)
     }
 }
 
+static int64_t cpu_ns(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return time.tv_sec * INT64_C(1000000000) + time.tv_nsec;
+}
+
+static void nobody_spins_when_idle(void **state)
+{
+    (void)state;
+    open_small("dram=8MiB,threads=4", 8);
+    assert_int_equal(rig_store(&rig, 1, 8, 0, NULL), 8);
+    assert_int_equal(rig_load(&rig, 1, 8, NULL), 8);
+    rig_sleep_ms(50); /* what follows a request may still run */
+    int64_t before = cpu_ns();
+    rig_sleep_ms(400);
+    int64_t used = cpu_ns() - before;
+    printf("           %lld us of CPU in 400 ms\n", (long long)used / 1000);
+    assert_true(used < 20000000);
+}
+
+struct name_list {
+    char names[512][48];
+    unsigned count;
+};
+
+static void add_name(void *arg, const char *name, uint64_t value, const char *text,
+                     const char *help)
+{
+    struct name_list *list = arg;
+    (void)value;
+    (void)text;
+    assert_true(help != NULL && help[0] != '\0');
+    assert_true(strlen(name) < sizeof(list->names[0]));
+    for (unsigned i = 0; i < list->count; i++)
+        if (strcmp(list->names[i], name) == 0)
+            fail_msg("%s is listed twice", name);
+    assert_true(list->count < KVT_ARRAY_LEN(list->names));
+    snprintf(list->names[list->count++], sizeof(list->names[0]), "%s", name);
+}
+
 static void statistics_name_everything_once(void **state)
 {
+    static struct name_list list;
     char text[256];
     uint64_t value;
     (void)state;
@@ -727,6 +793,9 @@ static void statistics_name_everything_once(void **state)
     assert_string_equal(text, "8MiB");
     rig_stat_text(&rig, "config.staging", text, sizeof(text)); /* effective, not "auto" */
     assert_string_equal(text, "1MiB");
+    list.count = 0;
+    assert_int_equal(kvt_stats_each(rig.cache, add_name, &list), 0);
+    assert_true(list.count > 80);
     assert_int_equal(kvt_stats_get(rig.cache, "no.such.name", &value), KVT_E_INVAL);
     assert_int_equal(kvt_stats_get(rig.cache, "codec.isa", &value), KVT_E_INVAL); /* a text */
 }
@@ -754,9 +823,11 @@ int main(void)
         cmocka_unit_test_teardown(the_configured_deadline_applies, tear_down),
         cmocka_unit_test_teardown(long_chains_are_split, tear_down),
         cmocka_unit_test_teardown(a_full_cache_drops_and_says_so, tear_down),
+        cmocka_unit_test_teardown(chains_are_linked_across_requests, tear_down),
         cmocka_unit_test_teardown(pins_count_and_unpin, tear_down),
         cmocka_unit_test_teardown(a_forked_child_is_refused_and_disturbs_nothing, tear_down),
         cmocka_unit_test_teardown(close_cancels_what_is_left, tear_down),
+        cmocka_unit_test_teardown(nobody_spins_when_idle, tear_down),
         cmocka_unit_test_teardown(statistics_name_everything_once, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
