@@ -9,6 +9,8 @@
  *           waits for it and frees everything. Pool pages are borrowed from kvt_store()/kvt_load()
  *           until the request completes.
  * After kvt_ns_open() and kvt_pool_register() the data path allocates nothing.
+ * Fork:     a forked child owns nothing of the cache: its calls return KVT_E_CLOSED or do nothing,
+ *           its exit disturbs nothing.
  */
 #ifndef KVTIER_CACHE_H
 #define KVTIER_CACHE_H
@@ -26,11 +28,12 @@ struct kvt_ns;
 struct kvt_pool;
 struct kvt_req;
 
-/* Open a cache. Blocks: while L2 roots are scanned. A root that cannot be used (locked, read-only,
- * not ours, newer) fails the open when disk_required=yes, else the cache runs without it, logs one
- * warning and says so in kvt_stats_each ("disk.state").
- * Returns 0; -ENOMEM; a KVT_E_* code of error.h. error (optional, error_len bytes) receives one
- * sentence that names the thing and the remedy. *out is owned by the caller until kvt_close(). */
+/* Open a cache. config NULL: the defaults. KVTIER_CONFIG of the environment is applied over the
+ * config unless it says env=no (docs/config.md). Blocks: while L2 roots are scanned. A root that
+ * cannot be used (locked, read-only, not ours, newer) fails the open when disk_required=yes, else
+ * the cache runs without it, logs one warning and says so in kvt_stats_each ("disk.state"). Returns
+ * 0; -ENOMEM; a KVT_E_* code of error.h. error (optional, error_len bytes) receives one sentence
+ * that names the thing and the remedy. *out is owned by the caller until kvt_close(). */
 int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *error,
              size_t error_len);
 
@@ -119,7 +122,8 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                   const struct kvt_load_opts *opts);
 
 /* Wait for completion. timeout_ns < 0: for ever; 0: poll.
- * Returns 1 complete, 0 not yet; the request stays owned by the caller. */
+ * Returns 1 complete, 0 not yet, KVT_E_CLOSED in a forked child; the request stays owned by the
+ * caller. */
 int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns);
 
 /* Ask for an early end. Idempotent, any time; the request still completes exactly once, blocks not
@@ -165,7 +169,8 @@ long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
  * -EIO; KVT_E_NO_SPACE; ... */
 int kvt_flush(struct kvt_cache *cache);
 
-/* Run-time switch: 0 makes everything a miss and every store a no-op (counted), 1 is normal. */
+/* Run-time switch: 0 makes every lookup and load a miss and every store a no-op whose blocks end
+ * with KVT_E_MISS (counted under "off."), 1 is normal. Requests accepted before go on. */
 void kvt_enable(struct kvt_cache *cache, int on);
 
 /* Call fn for every counter, gauge and text of the cache: names are dotted ("dram.hits",
