@@ -39,25 +39,31 @@ int kvt_cache_enter(struct kvt_cache *cache)
     return KVT_E_CLOSED;
 }
 
-/* Reserve the arena: memory is taken as it is touched. */
+/* Reserve the arena: memory is taken as it is touched. A large one starts at a huge page; the
+ * address space before and after it stays unused. */
 static int arena_map(struct kvt_cache *cache)
 {
     const struct kvt_settings *settings = cache->settings;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t bytes = settings->dram != 0 ? settings->dram : settings->staging;
     bytes = bytes / page * page; /* a cap: never rounded up */
+    uint64_t slack = bytes >= HUGE_ARENA_MIN ? HUGE_BYTES : 0;
     if (bytes < page || bytes > SIZE_MAX / 2)
         return KVT_E_LIMIT;
-    void *arena = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (arena == MAP_FAILED)
+    void *map = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
         return -errno;
-    cache->arena = arena;
+    cache->map = map;
+    cache->map_bytes = bytes + slack;
+    cache->arena = map;
     cache->arena_bytes = bytes;
+    if (slack != 0)
+        cache->arena += kvt_round_up((uintptr_t)map, HUGE_BYTES) - (uintptr_t)map;
     /* Advice only: a kernel without it serves small pages, or copies the arena at fork. */
-    if (bytes >= HUGE_ARENA_MIN)
-        (void)madvise(arena, bytes / HUGE_BYTES * HUGE_BYTES, MADV_HUGEPAGE);
-    (void)madvise(arena, bytes, MADV_DONTFORK);
+    if (slack != 0)
+        (void)madvise(cache->arena, bytes / HUGE_BYTES * HUGE_BYTES, MADV_HUGEPAGE);
+    (void)madvise(cache->arena, bytes, MADV_DONTFORK);
     return 0;
 }
 
@@ -196,8 +202,8 @@ static void tear_down(struct kvt_cache *cache)
     if (cache->owner != NULL)
         kvt_owner_stop(cache->owner, CLOSE_TIMEOUT_NS);
     kvt_roots_close(cache);
-    if (cache->arena != NULL)
-        (void)munmap(cache->arena, cache->arena_bytes);
+    if (cache->map != NULL)
+        (void)munmap(cache->map, cache->map_bytes);
     kvt_requests_free(cache);
     while ((shape = cache->shapes) != NULL) {
         cache->shapes = shape->next;

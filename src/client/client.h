@@ -187,6 +187,8 @@ struct kvt_cache {
     const struct kvt_settings *settings;
     struct kvt_log log;
     struct kvt_clock clock;
+    void *map; /* what was mapped; the arena lies in it */
+    uint64_t map_bytes;
     uint8_t *arena;
     uint64_t arena_bytes;
     struct kvt_root_state roots[KVT_DISKS_MAX];
