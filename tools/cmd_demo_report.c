@@ -48,7 +48,7 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
 
     return json_pack(
         "{s:s, s:O, s:O, s:s, s:I, s:I, s:O, s:{s:f, s:f, s:f}, s:{s:f, s:f},"
-        " s:{s:f, s:f}, s:O, s:f, s:O, s:f, s:i, s:{s:f, s:f}, s:{s:O, s:O}, s:o, s:o}",
+        " s:{s:O, s:O}, s:O, s:f, s:O, s:f, s:i, s:{s:f, s:f}, s:{s:O, s:O}, s:o, s:o}",
         "model", slash != NULL ? slash + 1 : config->model, "model_desc", at(first, "model_desc"),
         "document", at(first, "title"), "level", kvt_level_name(config->level), "window_tokens",
         (json_int_t)config->window, "threads", (json_int_t)config->threads, "prompt_tokens",
@@ -56,9 +56,9 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
         number(dram, "ttft_ms"), "disk", number(disk, "ttft_ms"), "speedup", "dram",
         number(cold, "ttft_ms") / number(dram, "ttft_ms"), "disk",
         number(cold, "ttft_ms") / number(disk, "ttft_ms"), "loaded_tokens", "dram",
-        number(dram, "loaded_tokens"), "disk", number(disk, "loaded_tokens"),
-        "engine_bytes_per_token", at(first, "engine_bytes_per_token"), "stored_bytes_per_token",
-        stored, "direct_io", at(restart, "direct_io"), "top1_agreement",
+        at(dram, "loaded_tokens"), "disk", at(disk, "loaded_tokens"), "engine_bytes_per_token",
+        at(first, "engine_bytes_per_token"), "stored_bytes_per_token", stored, "direct_io",
+        at(restart, "direct_io"), "top1_agreement",
         agree_dram < agree_disk ? agree_dram : agree_disk, "agreement_tokens", DEMO_FORCED_TOKENS,
         "top1_agreement_by_tier", "dram", agree_dram, "disk", agree_disk, "logits_identical",
         "dram", at(first, "identical"), "disk", at(restart, "identical"), "save",
