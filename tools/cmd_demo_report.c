@@ -132,15 +132,15 @@ void demo_print(const json_t *report)
     const double stored = number(report, "stored_bytes_per_token");
     const json_t *tiers = at(report, "top1_agreement_by_tier");
     const json_t *identical = at(report, "logits_identical");
-    size_t q;
-    json_t *question;
+    const json_t *questions = at(report, "questions");
 
     printf("%s (%s), level %s, %lld threads\n", json_string_value(at(report, "model")),
            json_string_value(at(report, "model_desc")), json_string_value(at(report, "level")),
            (long long)json_integer_value(at(report, "threads")));
     printf("%.0f tokens: %s\n", number(report, "prompt_tokens"),
            json_string_value(at(report, "document")));
-    json_array_foreach(at(report, "questions"), q, question) print_question(question);
+    for (size_t q = 0; q < json_array_size(questions); q++)
+        print_question(json_array_get(questions, q));
     printf("\nbytes per token: %.0f in the engine, %.0f stored (%.2f)\n", engine, stored,
            engine > 0 ? stored / engine : 0);
     printf("same next token as the exact cache, %d tokens of text: DRAM %.1f %%, disk %.1f %%%s\n",

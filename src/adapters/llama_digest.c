@@ -27,7 +27,6 @@
 #define SETTLED_NS 2000000000
 #define PATH_BYTES 4096
 #define SPLIT_TAIL 20 /* "-00001-of-00003.gguf" */
-#define SPLITS_MAX 99999
 #define NS_PER_S 1000000000
 
 static void to_hex(const uint8_t digest[32], char hex[KVT_DIGEST_HEX + 1])
@@ -160,19 +159,31 @@ out:
     return rc;
 }
 
+/* Five digits as a number; 0 when there are other characters (no part has number 0). */
+static unsigned five_digits(const char *text)
+{
+    unsigned number = 0;
+
+    for (int i = 0; i < 5; i++) {
+        if (!isdigit((unsigned char)text[i]))
+            return 0;
+        number = number * 10 + (unsigned)(text[i] - '0');
+    }
+    return number;
+}
+
 /* Number of parts when the name ends in "-00001-of-NNNNN.gguf", else 0. */
 static unsigned split_count(const char *path)
 {
-    unsigned part, count;
-    int used = 0;
     size_t len = strlen(path);
 
     if (len < SPLIT_TAIL)
         return 0;
     const char *tail = path + len - SPLIT_TAIL;
-    if (sscanf(tail, "-%5u-of-%5u.gguf%n", &part, &count, &used) != 2 || used != SPLIT_TAIL)
+    if (tail[0] != '-' || memcmp(tail + 6, "-of-", 4) != 0 || strcmp(tail + 15, ".gguf") != 0)
         return 0;
-    return part == 1 && count > 1 && count <= SPLITS_MAX ? count : 0;
+    const unsigned count = five_digits(tail + 10);
+    return five_digits(tail + 1) == 1 && count > 1 ? count : 0;
 }
 
 int kvt_model_digest(const char *path, const char *remember, char hex[KVT_DIGEST_HEX + 1])
