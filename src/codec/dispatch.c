@@ -4,6 +4,9 @@
  * gets scalar, which is always right. The choice is made once; racing first callers come to the
  * same answer, so a relaxed store is enough.
  */
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,14 +14,23 @@
 #include "codec/kernel.h"
 #include "kvtier/codec.h"
 
+#if defined(__x86_64__)
+/* clang 14 does not know "f16c" as a word of __builtin_cpu_supports(). */
+static int has_avx2_and_f16c(void)
+{
+    unsigned a, b, c, d;
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
+
 size_t kvt_codec_kernels_all(const struct kvt_codec_kernels **sets, size_t max)
 {
     size_t count = 0;
     if (count < max)
         sets[count++] = &kvt_codec_scalar;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (count < max && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    if (count < max && has_avx2_and_f16c())
         sets[count++] = &kvt_codec_avx2;
 #endif
     return count;

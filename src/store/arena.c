@@ -12,8 +12,8 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 
-#define OWN_CLASS_LOOKS 16u /* runs of the request's own class that are tried before a larger one \
-                             */
+/* Runs of the request's own class that are tried before a larger one. */
+#define OWN_CLASS_LOOKS 16u
 
 static uint32_t level_of(uint32_t pages)
 {

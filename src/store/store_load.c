@@ -399,12 +399,14 @@ static int32_t load_new(struct kvt_store *store, uint32_t client, const struct k
                         const struct kvt_msg_key *keys, const struct kvt_load *like)
 {
     uint32_t number = store->load_free;
-    struct kvt_load *load = &store->loads[number];
+    struct kvt_load *load;
     struct kvt_load_list *list;
-    uint32_t *link = &load->first;
+    uint32_t *link;
 
     if (number == KVT_NO_NUMBER || msg->count > KVT_STORE_ITEMS - store->items_used)
         return KVT_E_DROPPED;
+    load = &store->loads[number];
+    link = &load->first;
     store->load_free = load->next;
     *load = *like;
     load->client = client;

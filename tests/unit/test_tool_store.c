@@ -24,8 +24,8 @@
 #include "store_dir.h"
 #include "support/run_tool.h"
 
-/* Two namespaces of 160 records of 4 KiB fill more than a segment of 1 MiB: the first is sealed, and
- * recovery believes its footer without reading the records. */
+/* Two namespaces of 160 records of 4 KiB fill more than one segment of 1 MiB: the first is
+ * sealed, and recovery believes its footer without reading the records. */
 enum { PAGES = 160, TOKENS = 16, DIM = 64, BLOCKS = 160 };
 #define MARKER 0x5a17u /* a finite bf16 that occurs in no structure by chance, eight in a row */
 
