@@ -21,6 +21,16 @@ static const uint8_t allowed_moves[KVT_SLOT_STATES] = {
     [KVT_SLOT_DOOMED] = TO(FREE),
 };
 
+/* Zero the slots of runs that the arena has named for the first time. */
+static void touch(struct kvt_slots *slots)
+{
+    uint32_t count = slots->arena.touched - slots->touched;
+
+    if (count)
+        memset(&slots->slots[slots->touched], 0, count * sizeof(*slots->slots));
+    slots->touched = slots->arena.touched;
+}
+
 int kvt_slots_init(struct kvt_slots *slots, uint32_t cache_pages, uint32_t staging_pages,
                    uint32_t nodes, uint32_t holds)
 {
@@ -30,12 +40,13 @@ int kvt_slots_init(struct kvt_slots *slots, uint32_t cache_pages, uint32_t stagi
     err = kvt_arena_init(&slots->arena, cache_pages, staging_pages, nodes);
     if (err)
         return err;
-    slots->slots = calloc(slots->arena.capacity, sizeof(*slots->slots));
+    slots->slots = malloc(slots->arena.capacity * sizeof(*slots->slots));
     slots->holds = malloc((size_t)KVT_MAX(holds, 1u) * sizeof(*slots->holds));
     if (!slots->slots || !slots->holds) {
         kvt_slots_destroy(slots);
         return -ENOMEM;
     }
+    touch(slots);
     slots->hold_capacity = holds;
     slots->hold_free = holds ? 0 : KVT_HOLD_NONE;
     for (uint32_t i = 0; i < holds; i++)
@@ -53,11 +64,9 @@ void kvt_slots_destroy(struct kvt_slots *slots)
 
 int kvt_slots_grow(struct kvt_slots *slots, uint32_t nodes)
 {
-    uint32_t before = slots->arena.capacity;
     struct kvt_slot *grown;
-    int err;
 
-    if (nodes <= before)
+    if (nodes <= slots->arena.capacity)
         return 0;
     if (nodes >= KVT_SLOT_NONE)
         return KVT_E_LIMIT;
@@ -65,11 +74,7 @@ int kvt_slots_grow(struct kvt_slots *slots, uint32_t nodes)
     if (!grown)
         return -ENOMEM;
     slots->slots = grown;
-    err = kvt_arena_grow(&slots->arena, nodes);
-    if (err)
-        return err;
-    memset(grown + before, 0, (size_t)(nodes - before) * sizeof(*grown));
-    return 0;
+    return kvt_arena_grow(&slots->arena, nodes);
 }
 
 uint32_t kvt_slots_take(struct kvt_slots *slots, int region, uint32_t record_bytes,
@@ -81,6 +86,7 @@ uint32_t kvt_slots_take(struct kvt_slots *slots, int region, uint32_t record_byt
 
     if (slot == KVT_SLOT_NONE)
         return slot;
+    touch(slots);
     s = &slots->slots[slot];
     generation = s->generation + 1;
     memset(s, 0, sizeof(*s));

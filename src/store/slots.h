@@ -88,6 +88,7 @@ struct kvt_hold {
 struct kvt_slots {
     struct kvt_arena arena;
     struct kvt_slot *slots; /* as many as the arena has runs */
+    uint32_t touched;       /* of them, those that are initialised: memory beyond is untouched */
     struct kvt_hold *holds;
     uint32_t hold_capacity;
     uint32_t hold_free;

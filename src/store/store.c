@@ -217,6 +217,7 @@ void kvt_store_close(struct kvt_store *store, int64_t timeout_ns)
     }
     kvt_flushes_end_all(store, KVT_E_CLOSED);
     kvt_purges_end_all(store, KVT_E_CLOSED);
+    kvt_store_stats(store, &store->at_close);
     close_roots(store);
     kvt_statfile_close(store);
     destroy(store);

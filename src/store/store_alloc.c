@@ -7,8 +7,9 @@
  *     freed at its last unpin, the old place on disk leaves the index.
  *     Not so while a slot is outstanding that was allocated before the last COMMIT of its key: it
  *     has the older sequence, and after a restart the higher sequence would win. It has lost.
- *  3. When a block of a chain can be neither found nor given a slot, the blocks after it are
- *     dropped too: no lookup would reach them.
+ *  3. When a block of a chain can be neither found nor given a slot, or the parent that a request
+ *     names is not there, the blocks after it are dropped too: no lookup would reach them.
+ *     Nor is a block evicted to make room for its own descendant, when it is only in DRAM.
  *  4. What a client has written is believed in nothing that matters: the header in the slot must
  *     repeat what was granted, and the checksum is verified by every reader.
  * Threads: the store's owner. Allocates nothing.
@@ -45,13 +46,47 @@ static void link_parent(struct chain *chain, uint32_t entry)
         kvt_slot_settle(store, kvt_index_at(&store->index, parent)->slot);
 }
 
+/* The nearest ancestor in DRAM is a leaf until this block is committed, so it would be next to go:
+ * when it is nowhere else, storing its descendant would cut the chain under its own feet. Pin it
+ * while room is made. Returns its slot, or NONE. */
+static uint32_t pin_ancestor(struct kvt_store *store, uint32_t entry)
+{
+    uint32_t at = kvt_index_at(&store->index, entry)->parent;
+
+    for (uint32_t steps = 0; at != KVT_INDEX_NONE && steps < LINK_STEPS; steps++) {
+        const struct kvt_index_entry *e = kvt_index_at(&store->index, at);
+
+        if (e->slot != KVT_INDEX_NONE) {
+            if (e->on_disk)
+                return KVT_SLOT_NONE;
+            kvt_slot_pin(&store->slots, e->slot);
+            kvt_slot_settle(store, e->slot);
+            return e->slot;
+        }
+        at = e->parent;
+    }
+    return KVT_SLOT_NONE;
+}
+
+static uint32_t make_room(struct kvt_store *store, uint32_t entry, uint32_t bytes)
+{
+    uint32_t ancestor = pin_ancestor(store, entry);
+    uint32_t slot = kvt_room_slot(store, bytes, KVT_ROOM_STORE);
+
+    if (ancestor != KVT_SLOT_NONE) {
+        kvt_slot_unpin(&store->slots, ancestor);
+        kvt_slot_settle(store, ancestor);
+    }
+    return slot;
+}
+
 /* A slot for one key, in state FILLING and held by the client. */
 static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_key *full,
                      struct kvt_alloc_entry *out)
 {
     struct kvt_store *store = chain->store;
     uint32_t bytes = kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->request->map);
-    uint32_t slot = kvt_room_slot(store, bytes, KVT_ROOM_STORE);
+    uint32_t slot = make_room(store, entry, bytes);
     struct kvt_slot *s;
 
     if (slot == KVT_SLOT_NONE)
@@ -147,6 +182,18 @@ static void alloc_chain(struct chain *chain, struct kvt_alloc_entry *entries)
     }
 }
 
+/* A block that is there, or is being stored by somebody. */
+static bool reachable(const struct kvt_store *store, const struct kvt_full_key *key)
+{
+    uint32_t entry = kvt_entry_find(store, key);
+    const struct kvt_index_entry *e;
+
+    if (entry == KVT_INDEX_NONE)
+        return false;
+    e = kvt_index_at(&store->index, entry);
+    return kvt_index_present(e) || e->filling;
+}
+
 static bool alloc_valid(const struct kvt_store *store, const struct kvt_msg_alloc *request,
                         uint32_t ns)
 {
@@ -184,6 +231,7 @@ void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt
             parent.hash_len = request->parent_len;
             kvt_key_full(store, chain.ns, &parent, &chain.parent);
             chain.has_parent = true;
+            chain.broken = !reachable(store, &chain.parent);
         }
         alloc_chain(&chain, reply->entries);
     }

@@ -190,6 +190,7 @@ struct kvt_store {
 
     struct kvt_store_stats counts; /* counters only; gauges are computed */
     uint64_t activity;             /* anything that may have changed a number */
+    struct kvt_store_stats at_close; /* gauges of the roots, from just before they closed */
     struct kvt_store_statfile *statfile;
 
     struct kvt_fp fps[KVT_MSG_KEYS_MAX];

@@ -37,8 +37,13 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
         struct kvt_l2_stats l2;
         struct kvt_io_info info;
 
-        if (!disk->l2)
-            continue;
+        if (!disk->l2) { /* closing */
+            stats->disk_bytes_used = store->at_close.disk_bytes_used;
+            stats->disk_written_bytes = store->at_close.disk_written_bytes;
+            stats->disk_bytes_max = store->at_close.disk_bytes_max;
+            stats->disk_direct = store->at_close.disk_direct;
+            return;
+        }
         kvt_l2_stats(disk->l2, &l2);
         memset(&info, 0, sizeof(info));
         disk->io->ops->info(disk->io, &info);
