@@ -101,7 +101,9 @@ struct kvt_msg_lookup_reply { /* msg.status: the leading run; msg.count entries 
     } entries[]; /* padded to 8 bytes */
 };
 
-struct kvt_msg_alloc { /* keys: one chain, parents first */
+/* ALLOC. keys: one chain, parents first. Behind a block that is neither stored nor being stored
+ * (the named parent, or a key that was dropped) the rest is dropped: no lookup would reach it. */
+struct kvt_msg_alloc {
     struct kvt_msg msg;
     uint8_t map;
     uint8_t parent_len; /* 0: keys[0] starts the sequence */

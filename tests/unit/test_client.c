@@ -87,10 +87,11 @@ static void reports_say_what_happened(void **state)
     uint32_t ids[6] = {0, 1, 2, 3, 4, 5};
     struct kvt_req *req;
     struct kvt_req_report report = {.struct_size = sizeof(report)};
+    struct kvt_key gap = rig_key(12);
     (void)state;
     open_small("dram=8MiB", 6);
-    assert_int_equal(rig_store(&rig, 10, 2, 0, NULL), 2);
-    assert_int_equal(rig_store(&rig, 13, 2, 48, NULL), 2); /* 12 is missing */
+    assert_int_equal(rig_store(&rig, 10, 5, 0, NULL), 5);
+    assert_int_equal(kvt_purge(rig.ns, &gap, 1), 1); /* 12 is missing */
     for (uint64_t i = 0; i < 6; i++)
         keys[i] = rig_key(10 + i);
     assert_int_equal(kvt_load(rig.ns, rig.pool, keys, ids, 6, NULL, &req), 0);
