@@ -188,8 +188,8 @@ struct kvt_store {
     uint64_t pinned_blocks;
     uint64_t disk_blocks;
 
-    struct kvt_store_stats counts; /* counters only; gauges are computed */
-    uint64_t activity;             /* anything that may have changed a number */
+    struct kvt_store_stats counts;   /* counters only; gauges are computed */
+    uint64_t activity;               /* anything that may have changed a number */
     struct kvt_store_stats at_close; /* gauges of the roots, from just before they closed */
     struct kvt_store_statfile *statfile;
 
