@@ -196,6 +196,16 @@ INLINE void remove_bias(__m256i *r, int d, int bias)
 
 /* ---- pieces ---- */
 
+/* Eight registers e0 + 2*e4 + 4*e3, e3 before e4: 16 elements of a row then come together. */
+INLINE void store_registers(const __m256i *r, int16_t *w)
+{
+    KVT_AVX2_UNROLL
+    for (int i = 0; i < 8; i++) {
+        int from = (i & 1) | (i & 2) << 1 | (i & 4) >> 1;
+        _mm256_store_si256((__m256i *)(void *)(w + 16 * i), r[from]);
+    }
+}
+
 /* All units of a piece to w, 8 registers after another (16 for d = 128). */
 INLINE void transform_units(int d, int bits, int gauss, const struct kvt_piece *piece,
                             const uint8_t *in, int16_t *w)
@@ -221,9 +231,10 @@ INLINE void transform_units(int d, int bits, int gauss, const struct kvt_piece *
         remove_bias(r, d, bias);
         if (d == 128)
             transform_half(r + 8, d);
-        KVT_AVX2_UNROLL
-        for (int i = 0; i < count; i++, w += 16)
-            _mm256_store_si256((__m256i *)w, r[i]);
+        store_registers(r, w);
+        if (d == 128)
+            store_registers(r + 8, w + 128);
+        w += 16 * count;
     }
 }
 

@@ -27,12 +27,12 @@
     {                                                \
         SIGN_LANE(base, mask), SIGN_LANE(base, mask) \
     }
-/* Register number: e0 + 2*e4 + 4*e3. */
-#define SIGN_HALF(half, mask)                                                                    \
-    {                                                                                            \
-        SIGN_ROW((half) + 0, mask), SIGN_ROW((half) + 1, mask), SIGN_ROW((half) + 16, mask),     \
-            SIGN_ROW((half) + 17, mask), SIGN_ROW((half) + 8, mask), SIGN_ROW((half) + 9, mask), \
-            SIGN_ROW((half) + 24, mask), SIGN_ROW((half) + 25, mask)                             \
+/* Register number: e0 + 2*e3 + 4*e4. */
+#define SIGN_HALF(half, mask)                                                                     \
+    {                                                                                             \
+        SIGN_ROW((half) + 0, mask), SIGN_ROW((half) + 1, mask), SIGN_ROW((half) + 8, mask),       \
+            SIGN_ROW((half) + 9, mask), SIGN_ROW((half) + 16, mask), SIGN_ROW((half) + 17, mask), \
+            SIGN_ROW((half) + 24, mask), SIGN_ROW((half) + 25, mask)                              \
     }
 
 static const int16_t signs_128[2][8][16]
@@ -66,24 +66,30 @@ INLINE __m256 clamp_f16(__m256 x)
     return _mm256_max_ps(_mm256_min_ps(x, limit), _mm256_sub_ps(_mm256_setzero_ps(), limit));
 }
 
-/* Eight elements of each lane's row: low holds the even ones, high the odd ones. */
-INLINE void store_eight(int dtype, __m256 low, __m256 high, char *row0, char *row1)
+/* Sixteen elements of each lane's row, in two groups of eight: even elements, odd elements. One
+ * store takes as long as another, so 32 bytes at a time where that costs no more. */
+INLINE void store_sixteen(int dtype, const __m256 *even, const __m256 *odd, char *row0, char *row1)
 {
     if (dtype == KVT_DTYPE_BF16) {
-        __m256i both = merge_bf16(low, high);
-        _mm_storeu_si128((__m128i *)row0, _mm256_castsi256_si128(both));
-        _mm_storeu_si128((__m128i *)row1, _mm256_extracti128_si256(both, 1));
-    } else if (dtype == KVT_DTYPE_F16) {
-        __m128i even = _mm256_cvtps_ph(clamp_f16(low), _MM_FROUND_TO_NEAREST_INT);
-        __m128i odd = _mm256_cvtps_ph(clamp_f16(high), _MM_FROUND_TO_NEAREST_INT);
-        _mm_storeu_si128((__m128i *)row0, _mm_unpacklo_epi16(even, odd));
-        _mm_storeu_si128((__m128i *)row1, _mm_unpackhi_epi16(even, odd));
-    } else {
-        __m256 first = _mm256_unpacklo_ps(low, high), second = _mm256_unpackhi_ps(low, high);
-        _mm_storeu_ps((float *)(void *)row0, _mm256_castps256_ps128(first));
-        _mm_storeu_ps((float *)(void *)row0 + 4, _mm256_castps256_ps128(second));
-        _mm_storeu_ps((float *)(void *)row1, _mm256_extractf128_ps(first, 1));
-        _mm_storeu_ps((float *)(void *)row1 + 4, _mm256_extractf128_ps(second, 1));
+        __m256i first = merge_bf16(even[0], odd[0]), second = merge_bf16(even[1], odd[1]);
+        _mm256_storeu_si256((__m256i *)row0, _mm256_permute2x128_si256(first, second, 0x20));
+        _mm256_storeu_si256((__m256i *)row1, _mm256_permute2x128_si256(first, second, 0x31));
+        return;
+    }
+    KVT_AVX2_UNROLL
+    for (int i = 0; i < 2;
+         i++, row0 += dtype == KVT_DTYPE_F32 ? 32 : 16, row1 += dtype == KVT_DTYPE_F32 ? 32 : 16) {
+        if (dtype == KVT_DTYPE_F16) {
+            __m128i e = _mm256_cvtps_ph(clamp_f16(even[i]), _MM_FROUND_TO_NEAREST_INT);
+            __m128i o = _mm256_cvtps_ph(clamp_f16(odd[i]), _MM_FROUND_TO_NEAREST_INT);
+            _mm_storeu_si128((__m128i *)row0, _mm_unpacklo_epi16(e, o));
+            _mm_storeu_si128((__m128i *)row1, _mm_unpackhi_epi16(e, o));
+        } else {
+            __m256 low = _mm256_unpacklo_ps(even[i], odd[i]);
+            __m256 high = _mm256_unpackhi_ps(even[i], odd[i]);
+            _mm256_storeu_ps((float *)(void *)row0, _mm256_permute2f128_ps(low, high, 0x20));
+            _mm256_storeu_ps((float *)(void *)row1, _mm256_permute2f128_ps(low, high, 0x31));
+        }
     }
 }
 
@@ -99,16 +105,17 @@ INLINE __m256 scaled(__m256i w, int e5, __m256 step, const float *means)
 }
 
 /* Two units, of the tokens from `token` on. Everything that the loop needs is in locals: stores
- * through char pointers would make the compiler read it again. */
-INLINE const int16_t *output_units(int d, int dtype, int has_means, const int16_t *w,
-                                   const struct kvt_avx2_target *to, int token)
+ * through char pointers would make the compiler read it again. The next tile's rows are likely to
+ * follow, in another page: their first lines are asked for early. */
+INLINE void output_units(int d, int dtype, int has_means, const int16_t *w,
+                         const struct kvt_avx2_target *to, int token)
 {
     size_t element = dtype == KVT_DTYPE_F32 ? 4 : 2;
     int per_unit = d < 64 ? 64 / d : 1; /* tokens of a unit; the other lane's follow */
+    int quads = d == 128 ? 4 : 2;
     const float *means = to->means;
     size_t stride = to->stride_bytes, lane = stride * (size_t)per_unit;
     char *rows = to->rows + stride * (size_t)token;
-    int registers = d == 128 ? 16 : 8;
     __m256 steps[4];
     KVT_AVX2_UNROLL
     for (int row = 0; row < per_unit; row++)
@@ -116,32 +123,41 @@ INLINE const int16_t *output_units(int d, int dtype, int has_means, const int16_
             _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(&to->steps[token + row])),
                                  _mm_broadcast_ss(&to->steps[token + row + per_unit]), 1);
     KVT_AVX2_UNROLL
-    for (int i = 0; i < registers; i += 2, w += 32) {
-        /* e4 = bit 1, e3 = bit 2, e6 = bit 3 */
-        const int16_t(*signs)[16] = signs_of(d, i >> 3) + (i & 7);
-        __m256i even = _mm256_sign_epi16(_mm256_load_si256((const __m256i *)w),
-                                         _mm256_load_si256((const __m256i *)signs[0]));
-        __m256i odd = _mm256_sign_epi16(_mm256_load_si256((const __m256i *)(w + 16)),
-                                        _mm256_load_si256((const __m256i *)signs[1]));
+    for (int i = 0; i < quads; i++, w += 64) { /* bits of i: e4, e6 */
+        const int16_t(*signs)[16] = signs_of(d, i >> 1) + 4 * (i & 1);
+        __m256i r[4]; /* e0 + 2*e3 */
+        KVT_AVX2_UNROLL
+        for (int k = 0; k < 4; k++)
+            r[k] = _mm256_sign_epi16(_mm256_load_si256((const __m256i *)(const void *)(w + 16 * k)),
+                                     _mm256_load_si256((const __m256i *)(const void *)signs[k]));
         KVT_AVX2_UNROLL
         for (int e5 = 0; e5 < 2; e5++) {
-            int e = 8 * (i & 10) + 2 * (i & 4) + 32 * e5;
+            int e = 64 * (i >> 1) + 32 * e5 + 16 * (i & 1);
             int row = d < 64 ? e / d : 0, column = e & (d - 1);
             const float *at_means = has_means ? means + KVT_AVX2_MEAN_PLACE(column) : NULL;
             char *at = rows + stride * (size_t)row + element * (size_t)column;
-            store_eight(dtype, scaled(even, e5, steps[row], at_means),
-                        scaled(odd, e5, steps[row], has_means ? at_means + 16 : NULL), at,
-                        at + lane);
+            __m256 even[2], odd[2];
+            KVT_AVX2_UNROLL
+            for (int e3 = 0; e3 < 2; e3++) {
+                const float *mean = has_means ? at_means + 64 * e3 : NULL;
+                even[e3] = scaled(r[2 * e3], e5, steps[row], mean);
+                odd[e3] = scaled(r[2 * e3 + 1], e5, steps[row], has_means ? mean + 16 : NULL);
+            }
+            store_sixteen(dtype, even, odd, at, at + lane);
+            if (element * (size_t)column % 64 == 0) {
+                _mm_prefetch(at + TOKENS * stride, _MM_HINT_T0);
+                _mm_prefetch(at + lane + TOKENS * stride, _MM_HINT_T0);
+            }
         }
     }
-    return w;
 }
 
 INLINE void output(int d, int dtype, int has_means, const int16_t *w,
                    const struct kvt_avx2_target *to)
 {
-    for (int token = 0; token < (int)TOKENS; token += d < 64 ? 128 / d : 2)
-        w = output_units(d, dtype, has_means, w, to, token);
+    int step = d < 64 ? 128 / d : 2; /* tokens of two units */
+    for (int token = 0; token < (int)TOKENS; token += step, w += step * d)
+        output_units(d, dtype, has_means, w, to, token);
 }
 
 #define OUTPUT_DIMS(dtype, has_means)         \
