@@ -19,6 +19,8 @@ extern const uint8_t kvt_avx2_c4_biased[16];
 void kvt_avx2_decode(const struct kvt_piece *piece, const uint8_t *in, void *rows,
                      size_t stride_bytes);
 /* avx2_encode.c: likewise. */
+void kvt_avx2_centred(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
+                      float *signal);
 int kvt_avx2_encode(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
                     uint8_t *out, struct kvt_tile_energy *energy);
 

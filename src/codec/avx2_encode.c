@@ -40,31 +40,6 @@ static const uint32_t group_signs[8][2][8] __attribute__((aligned(32))) = {
 #define PLACE_OF(c) (((c) & ~15) | ((c)&1) << 3 | ((c)&14) >> 1)
 #define CHANNEL_OF(place) (((place) & ~15) | ((place)&7) << 1 | ((place)&8) >> 3)
 
-INLINE void load_group(int dtype, const char *at, __m256 *even, __m256 *odd)
-{
-    if (dtype == KVT_DTYPE_BF16) {
-        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
-        *even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
-        *odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000)));
-        return;
-    }
-    __m256 first, second; /* elements 0-3 and 8-11, 4-7 and 12-15 */
-    if (dtype == KVT_DTYPE_F16) {
-        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
-        w = _mm256_permute4x64_epi64(w, 0xd8);
-        first = _mm256_cvtph_ps(_mm256_castsi256_si128(w));
-        second = _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1));
-    } else {
-        const float *x = (const float *)(const void *)at;
-        first =
-            _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(x + 8), 1);
-        second = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 4)),
-                                      _mm_loadu_ps(x + 12), 1);
-    }
-    *even = _mm256_shuffle_ps(first, second, 0x88);
-    *odd = _mm256_shuffle_ps(first, second, 0xdd);
-}
-
 /* ---- channel means ---- */
 
 struct means {
@@ -82,8 +57,8 @@ INLINE void add_tokens(int dtype, const char *at, size_t stride, int first, int 
         /* tokens first + {0, 8}, {4, 12}, {2, 10}, {6, 14} for step 1 */
         int t = first + step * ((i & 1) * 4 + (i & 2));
         __m256 upper_even, upper_odd;
-        load_group(dtype, at + stride * (size_t)t, &e[i], &o[i]);
-        load_group(dtype, at + stride * (size_t)(t + 8), &upper_even, &upper_odd);
+        kvt_avx2_load_group(dtype, at + stride * (size_t)t, &e[i], &o[i]);
+        kvt_avx2_load_group(dtype, at + stride * (size_t)(t + 8), &upper_even, &upper_odd);
         e[i] = _mm256_add_ps(e[i], upper_even);
         o[i] = _mm256_add_ps(o[i], upper_odd);
     }
@@ -146,8 +121,6 @@ static int largest_by_rank(const uint32_t *magnitudes, int d, uint8_t *places)
             keys[count] = magnitudes[at[count]];
         }
     }
-    if (count > 32)
-        return 0;
     _mm256_storeu_si256((__m256i *)(void *)(keys + count), _mm256_setzero_si256());
     uint32_t filled = 0;
     for (int k = 0; k < count; k++) {
@@ -229,64 +202,62 @@ INLINE void stage(__m256 *r, int count, int step)
     }
 }
 
-struct row_sums { /* before the sum over lanes */
-    __m256 squares[ROWS];
-    __m256 signal_even[ROWS], signal_odd[ROWS];
-};
-
-INLINE void transform_row(int d, int dtype, int has_means, int want_signal, const char *row,
-                          const struct means *means, float *y, struct row_sums *sums, int index)
+/* Rows of one batch through stages e0 to e3, stored to y. Groups do not depend on each other. */
+INLINE void transform_groups(int d, int dtype, int has_means, const char *rows, size_t stride,
+                             const struct means *means, float *y)
 {
-    __m256 r[16], even_signal[8], odd_signal[8];
     size_t element = dtype == KVT_DTYPE_F32 ? 4 : 2;
-    int groups = d / 16;
-    KVT_AVX2_UNROLL
-    for (int g = 0; g < groups; g++) {
-        __m256 even, odd;
-        load_group(dtype, row + 16 * element * (size_t)g, &even, &odd);
-        if (want_signal) {
-            __m256 a = _mm256_sub_ps(even, _mm256_load_ps(means->all + 16 * g));
-            __m256 b = _mm256_sub_ps(odd, _mm256_load_ps(means->all + 16 * g + 8));
-            even_signal[g] = _mm256_mul_ps(a, a);
-            odd_signal[g] = _mm256_mul_ps(b, b);
+    for (int row = 0; row < ROWS; row++, rows += stride, y += d) {
+        KVT_AVX2_UNROLL
+        for (int g = 0; g < d / 16; g++) {
+            __m256 even, odd;
+            if (g * 16 * element % 64 == 0)
+                _mm_prefetch(rows + TOKENS * stride + 16 * element * (size_t)g, _MM_HINT_T0);
+            kvt_avx2_load_group(dtype, rows + 16 * element * (size_t)g, &even, &odd);
+            if (has_means) {
+                even = _mm256_sub_ps(even, _mm256_load_ps(means->stored + 16 * g));
+                odd = _mm256_sub_ps(odd, _mm256_load_ps(means->stored + 16 * g + 8));
+            }
+            even = _mm256_xor_ps(even, _mm256_load_ps((const float *)group_signs[g][0]));
+            odd = _mm256_xor_ps(odd, _mm256_load_ps((const float *)group_signs[g][1]));
+            transform_group(&even, &odd);
+            _mm256_store_ps(y + 16 * g, even);
+            _mm256_store_ps(y + 16 * g + 8, odd);
         }
-        if (has_means) {
-            even = _mm256_sub_ps(even, _mm256_load_ps(means->stored + 16 * g));
-            odd = _mm256_sub_ps(odd, _mm256_load_ps(means->stored + 16 * g + 8));
-        }
-        even = _mm256_xor_ps(even, _mm256_load_ps((const float *)group_signs[g][0]));
-        odd = _mm256_xor_ps(odd, _mm256_load_ps((const float *)group_signs[g][1]));
-        transform_group(&even, &odd);
-        r[2 * g] = even;
-        r[2 * g + 1] = odd;
-    }
-    stage(r, 2 * groups, 2);
-    stage(r, 2 * groups, 4);
-    stage(r, 2 * groups, 8);
-    KVT_AVX2_UNROLL
-    for (int i = 0; i < 2 * groups; i++) {
-        _mm256_store_ps(y + 8 * i, r[i]);
-        r[i] = _mm256_mul_ps(r[i], r[i]);
-    }
-    sums->squares[index] = kvt_avx2_sum_registers(r, 2 * groups);
-    if (want_signal) {
-        sums->signal_even[index] = kvt_avx2_sum_registers(even_signal, groups);
-        sums->signal_odd[index] = kvt_avx2_sum_registers(odd_signal, groups);
     }
 }
 
-INLINE void transform_batch(int d, int dtype, int has_means, int want_signal, const char *rows,
-                            size_t stride, const struct means *means, struct kvt_avx2_batch *batch,
-                            float *signal)
+/* Stages e4 to e6 of the vectors of one row with the same e3, in place; returns their part of
+ * tree(y*y). */
+INLINE __m256 transform_across(int d, float *y)
 {
-    struct row_sums sums;
-    for (int i = 0; i < ROWS; i++)
-        transform_row(d, dtype, has_means, want_signal, rows + stride * (size_t)i, means,
-                      batch->y + d * i, &sums, i);
-    _mm256_store_ps(batch->square_sums, kvt_avx2_sum8(sums.squares));
-    if (want_signal)
-        _mm256_storeu_ps(
-            signal, _mm256_add_ps(kvt_avx2_sum8(sums.signal_even), kvt_avx2_sum8(sums.signal_odd)));
+    int groups = d / 16;
+    __m256 r[8];
+    KVT_AVX2_UNROLL
+    for (int g = 0; g < groups; g++)
+        r[g] = _mm256_load_ps(y + 16 * g);
+    stage(r, groups, 1);
+    stage(r, groups, 2);
+    stage(r, groups, 4);
+    KVT_AVX2_UNROLL
+    for (int g = 0; g < groups; g++) {
+        _mm256_store_ps(y + 16 * g, r[g]);
+        r[g] = _mm256_mul_ps(r[g], r[g]);
+    }
+    return kvt_avx2_sum_registers(r, groups);
+}
+
+INLINE void transform_batch(int d, int dtype, int has_means, const char *rows, size_t stride,
+                            const struct means *means, struct kvt_avx2_batch *batch)
+{
+    __m256 sums[ROWS];
+    transform_groups(d, dtype, has_means, rows, stride, means, batch->y);
+    for (int row = 0; row < ROWS; row++) {
+        float *y = batch->y + d * row;
+        __m256 low = transform_across(d, y), high = transform_across(d, y + 8);
+        sums[row] = _mm256_add_ps(low, high);
+    }
+    _mm256_store_ps(batch->square_sums, kvt_avx2_sum8(sums));
 }
 
 /* ---- packing: codes of consecutive rows are consecutive, whatever d ---- */
@@ -347,33 +318,92 @@ static void store_batch(const struct kvt_piece *piece, const struct kvt_avx2_bat
         pack_pairs(batch->codes, count, out + piece->plane_at + done / 4);
 }
 
+/* ---- energies ---- */
+
+/* Sum over the lanes of one vector, in tree order. */
+static float sum_lanes(__m256 v)
+{
+    __m128 half = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+    return _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps(half, half, 1)));
+}
+
+INLINE float residue_of(int d, const struct means *means)
+{
+    __m256 even[8], odd[8];
+    KVT_AVX2_UNROLL
+    for (int g = 0; g < d / 16; g++) {
+        const float *all = means->all + 16 * g, *stored = means->stored + 16 * g;
+        even[g] = _mm256_sub_ps(_mm256_load_ps(all), _mm256_load_ps(stored));
+        odd[g] = _mm256_sub_ps(_mm256_load_ps(all + 8), _mm256_load_ps(stored + 8));
+        even[g] = _mm256_mul_ps(even[g], even[g]);
+        odd[g] = _mm256_mul_ps(odd[g], odd[g]);
+    }
+    return sum_lanes(kvt_avx2_sum_registers(even, d / 16)) +
+           sum_lanes(kvt_avx2_sum_registers(odd, d / 16));
+}
+
+/* Energy of eight rows around the mean; seldom wanted. */
+INLINE void measure_centred(int d, int dtype, const char *rows, size_t stride, const float *means,
+                            float *signal)
+{
+    size_t element = dtype == KVT_DTYPE_F32 ? 4 : 2;
+    __m256 even_sums[ROWS], odd_sums[ROWS];
+    for (int row = 0; row < ROWS; row++, rows += stride) {
+        __m256 even[8], odd[8];
+        KVT_AVX2_UNROLL
+        for (int g = 0; g < d / 16; g++) {
+            kvt_avx2_load_group(dtype, rows + 16 * element * (size_t)g, &even[g], &odd[g]);
+            even[g] = _mm256_sub_ps(even[g], _mm256_load_ps(means + 16 * g));
+            odd[g] = _mm256_sub_ps(odd[g], _mm256_load_ps(means + 16 * g + 8));
+            even[g] = _mm256_mul_ps(even[g], even[g]);
+            odd[g] = _mm256_mul_ps(odd[g], odd[g]);
+        }
+        even_sums[row] = kvt_avx2_sum_registers(even, d / 16);
+        odd_sums[row] = kvt_avx2_sum_registers(odd, d / 16);
+    }
+    _mm256_storeu_ps(signal, _mm256_add_ps(kvt_avx2_sum8(even_sums), kvt_avx2_sum8(odd_sums)));
+}
+
+INLINE void centred_piece(int d, int dtype, const char *rows, size_t stride, float *signal)
+{
+    float means[KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));
+    channel_means(d, dtype, rows, stride, means);
+    measure_centred(d, dtype, rows, stride, means, signal);
+    measure_centred(d, dtype, rows + stride * ROWS, stride, means, signal + ROWS);
+}
+
 /* ---- pieces ---- */
 
 INLINE int encode_piece(int d, int dtype, const struct kvt_piece *piece, const char *rows,
                         size_t stride, uint8_t *out, struct kvt_tile_energy *energy)
 {
+    const __m256 inverse_d = _mm256_set1_ps(1.0f / (float)d);
     struct kvt_avx2_batch batch;
     struct means means;
     if (piece->offsets > 0) {
         channel_means(d, dtype, rows, stride, means.all);
         choose_offsets(piece, &means, out);
     }
+    if (energy != NULL)
+        energy->residue = residue_of(d, &means);
     for (int first = 0; first < TOKENS; first += ROWS) {
         const char *at = rows + stride * (size_t)first;
-        if (energy != NULL)
-            transform_batch(d, dtype, 1, 1, at, stride, &means, &batch, energy->signal + first);
-        else if (piece->offsets > 0)
-            transform_batch(d, dtype, 1, 0, at, stride, &means, &batch, NULL);
+        if (piece->offsets > 0)
+            transform_batch(d, dtype, 1, at, stride, &means, &batch);
         else
-            transform_batch(d, dtype, 0, 0, at, stride, &means, &batch, NULL);
+            transform_batch(d, dtype, 0, at, stride, &means, &batch);
         int status = piece->coder == KVT_CODER_GAUSS
-                         ? kvt_avx2_code_gauss(piece, &batch)
+                         ? kvt_avx2_code_gauss(piece, &batch, energy != NULL)
                          : kvt_avx2_code_uniform(piece, &batch, energy != NULL);
         if (status != 0)
             return status;
         store_batch(piece, &batch, first, out);
-        if (energy != NULL)
-            memcpy(energy->noise + first, batch.noise, sizeof(batch.noise));
+        if (energy == NULL)
+            continue;
+        memcpy(energy->noise + first, batch.noise, sizeof(batch.noise));
+        _mm256_storeu_ps(energy->rows + first,
+                         _mm256_mul_ps(_mm256_load_ps(batch.square_sums), inverse_d));
     }
     return 0;
 }
@@ -397,6 +427,33 @@ INLINE int encode_piece(int d, int dtype, const struct kvt_piece *piece, const c
 ENCODE_DIMS(encode_bf16, KVT_DTYPE_BF16)
 ENCODE_DIMS(encode_f16, KVT_DTYPE_F16)
 ENCODE_DIMS(encode_f32, KVT_DTYPE_F32)
+
+#define CENTRED_DIMS(dtype)                                    \
+    switch (piece->dim) {                                      \
+    case 128:                                                  \
+        centred_piece(128, dtype, rows, stride_bytes, signal); \
+        break;                                                 \
+    case 64:                                                   \
+        centred_piece(64, dtype, rows, stride_bytes, signal);  \
+        break;                                                 \
+    case 32:                                                   \
+        centred_piece(32, dtype, rows, stride_bytes, signal);  \
+        break;                                                 \
+    default:                                                   \
+        centred_piece(16, dtype, rows, stride_bytes, signal);  \
+        break;                                                 \
+    }
+
+void kvt_avx2_centred(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
+                      float *signal)
+{
+    if (piece->dtype == KVT_DTYPE_BF16)
+        CENTRED_DIMS(KVT_DTYPE_BF16)
+    else if (piece->dtype == KVT_DTYPE_F16)
+        CENTRED_DIMS(KVT_DTYPE_F16)
+    else
+        CENTRED_DIMS(KVT_DTYPE_F32)
+}
 
 int kvt_avx2_encode(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
                     uint8_t *out, struct kvt_tile_energy *energy)

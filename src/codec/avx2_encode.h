@@ -17,15 +17,42 @@
 struct kvt_avx2_batch {
     float y[KVT_AVX2_ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* row after row */
     uint8_t codes[KVT_AVX2_ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));
-    float square_sums[KVT_AVX2_ROWS] __attribute__((aligned(32))); /* gauss: tree(y*y) */
+    float square_sums[KVT_AVX2_ROWS] __attribute__((aligned(32))); /* tree(y*y) */
     float noise[KVT_AVX2_ROWS] __attribute__((aligned(32)));       /* error energy / d */
     uint16_t scales[KVT_AVX2_ROWS] __attribute__((aligned(16)));
 };
 
 /* y to codes, scales and noise. Return 0 or KVT_E_NONFINITE. */
-int kvt_avx2_code_gauss(const struct kvt_piece *piece, struct kvt_avx2_batch *batch);
+int kvt_avx2_code_gauss(const struct kvt_piece *piece, struct kvt_avx2_batch *batch,
+                        int want_noise);
 int kvt_avx2_code_uniform(const struct kvt_piece *piece, struct kvt_avx2_batch *batch,
                           int want_noise);
+
+/* 16 elements as floats, even ones and odd ones: lane i of a register has element 2i, or 2i + 1. */
+KVT_AVX2_INLINE void kvt_avx2_load_group(int dtype, const char *at, __m256 *even, __m256 *odd)
+{
+    if (dtype == KVT_DTYPE_BF16) {
+        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
+        *even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+        *odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000)));
+        return;
+    }
+    __m256 first, second; /* elements 0-3 and 8-11, 4-7 and 12-15 */
+    if (dtype == KVT_DTYPE_F16) {
+        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
+        w = _mm256_permute4x64_epi64(w, 0xd8);
+        first = _mm256_cvtph_ps(_mm256_castsi256_si128(w));
+        second = _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1));
+    } else {
+        const float *x = (const float *)(const void *)at;
+        first =
+            _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(x + 8), 1);
+        second = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 4)),
+                                      _mm_loadu_ps(x + 12), 1);
+    }
+    *even = _mm256_shuffle_ps(first, second, 0x88);
+    *odd = _mm256_shuffle_ps(first, second, 0xdd);
+}
 
 KVT_AVX2_INLINE void kvt_avx2_add_upper(__m256 *r, int half)
 {
@@ -67,6 +94,19 @@ KVT_AVX2_INLINE __m256 kvt_avx2_sum8(const __m256 *v)
     return _mm256_permute_ps(sums, 0xd8);
 }
 
+/* The same for integers, where order does not matter. */
+KVT_AVX2_INLINE __m256i kvt_avx2_sum8_integers(const __m256i *v)
+{
+    __m256i pairs[4], fours[2];
+    KVT_AVX2_UNROLL
+    for (int i = 0; i < 4; i++)
+        pairs[i] = _mm256_hadd_epi32(v[2 * i], v[2 * i + 1]);
+    fours[0] = _mm256_hadd_epi32(pairs[0], pairs[1]);
+    fours[1] = _mm256_hadd_epi32(pairs[2], pairs[3]);
+    return _mm256_add_epi32(_mm256_permute2x128_si256(fours[0], fours[1], 0x20),
+                            _mm256_permute2x128_si256(fours[0], fours[1], 0x31));
+}
+
 /* Nearest even bf16 of eight floats, as float bits with a zero lower half. */
 KVT_AVX2_INLINE __m256i kvt_avx2_round_bf16(__m256 x)
 {
@@ -74,6 +114,16 @@ KVT_AVX2_INLINE __m256i kvt_avx2_round_bf16(__m256 x)
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     bits = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     return _mm256_and_si256(bits, _mm256_set1_epi32((int)0xffff0000));
+}
+
+/* bf16(largest / q), a step up where q + 0.5 steps would not reach the largest. */
+KVT_AVX2_INLINE __m256 kvt_avx2_uniform_scale(__m256 largest, float q)
+{
+    __m256i scale = kvt_avx2_round_bf16(_mm256_div_ps(largest, _mm256_set1_ps(q)));
+    __m256 reach = _mm256_mul_ps(_mm256_castsi256_ps(scale), _mm256_set1_ps(q + 0.5f));
+    __m256 is_short = _mm256_cmp_ps(reach, largest, _CMP_LT_OQ);
+    __m256i step_up = _mm256_and_si256(_mm256_castps_si256(is_short), _mm256_set1_epi32(0x10000));
+    return _mm256_castsi256_ps(_mm256_add_epi32(scale, step_up));
 }
 
 /* Eight floats whose lower halves are zero, as bf16. */

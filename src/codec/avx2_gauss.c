@@ -1,11 +1,9 @@
 /* AVX2 encoder, the Lloyd-Max coder (kv4, kv5): scale search and codes of eight rows.
  *
  * A run is 32 elements: one row's, or one group of 16 of two rows when d = 16. Its four vectors of
- * y become 32 bytes by two packs, which leaves them in the order lane, vector, element; products go
- * back to float from there by byte shuffles, so the order never matters until the codes are stored.
- * num = tree(c*y) is summed in the scalar order, scaled by 2^24 (levels sit in the top byte of a
- * 32-bit lane), which changes no rounding: nothing here is near overflow, and scaling up cannot
- * underflow.
+ * y become t, 16-bit and then bytes, by packs that leave them in the order lane, vector, element;
+ * the sums are of integers, so that order never matters until the codes are stored. The three step
+ * widths share t; they differ in the thresholds only.
  */
 #include <string.h>
 
@@ -15,12 +13,16 @@
 
 #define INLINE KVT_AVX2_INLINE
 #define ROWS KVT_AVX2_ROWS
+#define WIDTHS KVT_SEARCH_COUNT
 
-struct trial { /* one factor of the search, eight rows */
-    uint8_t index[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* packed order */
-    uint8_t sign[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));  /* bit 7 */
-    __m256 num[ROWS];                                                     /* before the lane sum */
-    __m256i den[ROWS];
+struct trials {                                                                   /* eight rows */
+    uint8_t index[WIDTHS][ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* as packed */
+    uint8_t sign[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));          /* bit 7 */
+    __m256i num[WIDTHS][ROWS], den[WIDTHS][ROWS], energy[ROWS];                   /* lane sums */
+};
+
+struct sums {
+    __m256i num[WIDTHS], den[WIDTHS], energy;
 };
 
 INLINE __m256i repeat_lane(const uint8_t *table)
@@ -28,46 +30,55 @@ INLINE __m256i repeat_lane(const uint8_t *table)
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)table));
 }
 
-/* C4: each interval of 32 of |t| has one threshold, the last one none: 255 stands there, and index
- * 8, which |t| = 255 then gets, is 7 again. */
-static const uint8_t c4_threshold[16] = {24, 49, 75, 102, 133, 171, 223, 255};
-static const uint8_t c4_level[16] = {6, 18, 31, 44, 58, 75, 96, 127, 127};
-/* C5: each interval of 8 has at most one threshold (255: none), and the index below it. The last
- * one's is its own beginning, so that 255 is never compared with itself. */
-static const uint8_t c5_threshold[2][16] = {
-    {255, 11, 21, 31, 255, 42, 53, 255, 64, 76, 255, 88, 101, 255, 115, 255},
-    {131, 255, 149, 255, 255, 169, 255, 255, 195, 255, 255, 255, 255, 232, 255, 248}};
-static const uint8_t c5_below[2][16] = {
-    {0, 0, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9, 9, 10},
-    {10, 11, 11, 12, 12, 12, 13, 13, 13, 14, 14, 14, 14, 14, 15, 14}};
+/* The thresholds of kvt_c4_thresholds by intervals of 16 of |t|: each interval has at most one
+ * (255: none), and the number of thresholds below it. |t| = 255 must not meet a 255: the last
+ * interval has its threshold or starts with one that makes up for a count one lower. */
+static const uint8_t c4_threshold[WIDTHS][16] = {
+    {255, 24, 255, 49, 75, 255, 102, 255, 133, 255, 171, 255, 255, 223, 255, 240},
+    {255, 22, 45, 255, 68, 93, 255, 121, 255, 156, 255, 255, 203, 255, 255, 240},
+    {255, 26, 255, 53, 255, 82, 111, 255, 255, 145, 255, 186, 255, 255, 255, 243}};
+static const uint8_t c4_below[WIDTHS][16] = {{0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 7, 6},
+                                             {0, 0, 1, 2, 2, 3, 4, 4, 5, 5, 6, 6, 6, 7, 7, 6},
+                                             {0, 0, 1, 1, 2, 2, 3, 4, 4, 4, 5, 5, 6, 6, 6, 6}};
+static const uint8_t c4_level[16] = {6, 18, 31, 44, 58, 75, 96, 127};
 
-/* Number of thresholds <= u, for 32 bytes u = min(|t|, 255). */
-INLINE __m256i index_of(int bits, __m256i u)
+/* Likewise kvt_c5_thresholds by intervals of 8. */
+static const uint8_t c5_threshold[WIDTHS][2][16] = {
+    {{255, 11, 21, 31, 255, 42, 53, 255, 64, 76, 255, 88, 101, 255, 115, 255},
+     {131, 255, 149, 255, 255, 169, 255, 255, 195, 255, 255, 255, 255, 232, 255, 248}},
+    {{255, 10, 19, 28, 38, 255, 48, 58, 69, 255, 80, 92, 255, 105, 119, 255},
+     {255, 136, 255, 154, 255, 255, 177, 255, 255, 255, 211, 255, 255, 255, 255, 248}},
+    {{255, 12, 23, 255, 34, 46, 255, 58, 70, 255, 83, 255, 96, 110, 255, 125},
+     {255, 143, 255, 255, 162, 255, 255, 184, 255, 255, 213, 255, 255, 255, 255, 253}}};
+static const uint8_t c5_below[WIDTHS][2][16] = {
+    {{0, 0, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8, 9, 9, 10},
+     {10, 11, 11, 12, 12, 12, 13, 13, 13, 14, 14, 14, 14, 14, 15, 14}},
+    {{0, 0, 1, 2, 3, 4, 4, 5, 6, 7, 7, 8, 9, 9, 10, 11},
+     {11, 11, 12, 12, 13, 13, 13, 14, 14, 14, 14, 15, 15, 15, 15, 14}},
+    {{0, 0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 7, 8, 9, 9},
+     {10, 10, 11, 11, 11, 12, 12, 12, 13, 13, 13, 14, 14, 14, 14, 14}}};
+
+INLINE __m256i interval_of(int bits, __m256i u)
 {
-    if (bits == 4) {
-        __m256i interval = _mm256_and_si256(_mm256_srli_epi16(u, 5), _mm256_set1_epi8(7));
-        __m256i threshold = _mm256_shuffle_epi8(repeat_lane(c4_threshold), interval);
-        __m256i reached = _mm256_cmpeq_epi8(_mm256_max_epu8(u, threshold), u);
-        return _mm256_sub_epi8(interval, reached);
-    }
-    __m256i interval = _mm256_and_si256(_mm256_srli_epi16(u, 3), _mm256_set1_epi8(15));
-    __m256i threshold =
-        _mm256_blendv_epi8(_mm256_shuffle_epi8(repeat_lane(c5_threshold[0]), interval),
-                           _mm256_shuffle_epi8(repeat_lane(c5_threshold[1]), interval), u);
-    __m256i below = _mm256_blendv_epi8(_mm256_shuffle_epi8(repeat_lane(c5_below[0]), interval),
-                                       _mm256_shuffle_epi8(repeat_lane(c5_below[1]), interval), u);
-    return _mm256_sub_epi8(below, _mm256_cmpeq_epi8(_mm256_max_epu8(u, threshold), u));
+    return _mm256_and_si256(_mm256_srli_epi16(u, bits == 4 ? 4 : 3), _mm256_set1_epi8(15));
 }
 
-/* Byte 4k+j of a lane to the top of 32-bit word j: the levels of vector k, times 2^24. */
-#define SPREAD(k)                                                                               \
-    _mm256_broadcastsi128_si256(_mm_setr_epi8(-1, -1, -1, 4 * (k), -1, -1, -1, 4 * (k) + 1, -1, \
-                                              -1, -1, 4 * (k) + 2, -1, -1, -1, 4 * (k) + 3))
-
-INLINE __m256 product(__m256i levels, __m256i spread, const float *y)
+/* Number of thresholds <= u, for 32 bytes u = min(|t|, 255). */
+INLINE __m256i index_of(int bits, int width, __m256i u, __m256i interval)
 {
-    return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_shuffle_epi8(levels, spread)),
-                         _mm256_load_ps(y));
+    __m256i threshold, below;
+    if (bits == 4) {
+        threshold = _mm256_shuffle_epi8(repeat_lane(c4_threshold[width]), interval);
+        below = _mm256_shuffle_epi8(repeat_lane(c4_below[width]), interval);
+    } else { /* bit 7 of u chooses the half of the table */
+        threshold = _mm256_blendv_epi8(
+            _mm256_shuffle_epi8(repeat_lane(c5_threshold[width][0]), interval),
+            _mm256_shuffle_epi8(repeat_lane(c5_threshold[width][1]), interval), u);
+        below =
+            _mm256_blendv_epi8(_mm256_shuffle_epi8(repeat_lane(c5_below[width][0]), interval),
+                               _mm256_shuffle_epi8(repeat_lane(c5_below[width][1]), interval), u);
+    }
+    return _mm256_sub_epi8(below, _mm256_cmpeq_epi8(_mm256_max_epu8(u, threshold), u));
 }
 
 INLINE __m256i rounded(const float *y, __m256 factor)
@@ -75,185 +86,197 @@ INLINE __m256i rounded(const float *y, __m256 factor)
     return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_load_ps(y), factor));
 }
 
-/* One run: codes, products (four vectors) and squares of levels added to den. |t| < 2^15: the
- * largest |y| is at most sqrt(d) sigma but for the rounding of tiny squares. */
-INLINE void try_run(int bits, const float *y, __m256 factor_a, __m256 factor_b, uint8_t *index,
-                    uint8_t *sign, __m256 *products, __m256i *den)
+INLINE __m256i sum_products(__m256i sum, __m256i a, __m256i b)
 {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
+}
+
+/* One run at `at` of the batch. two: the first two vectors are one row's, the others the next
+ * one's; factors and sums then have two entries. |t| is far below 2^15: |y| <= sqrt(d) sigma, but
+ * for the rounding of subnormal squares. */
+INLINE void try_run(int bits, int want_noise, int two, const float *y, const float *factors,
+                    struct trials *trials, int at, struct sums *sums)
+{
+    const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
+    __m256 factor_a = _mm256_set1_ps(factors[0]), factor_b = _mm256_set1_ps(factors[two]);
+    struct sums *first = &sums[0], *second = &sums[two];
     __m256i t01 = _mm256_packs_epi32(rounded(y, factor_a), rounded(y + 8, factor_a));
     __m256i t23 = _mm256_packs_epi32(rounded(y + 16, factor_b), rounded(y + 24, factor_b));
-    __m256i u = _mm256_packus_epi16(_mm256_abs_epi16(t01), _mm256_abs_epi16(t23));
-    __m256i s = _mm256_packs_epi16(t01, t23);
-    __m256i i = index_of(bits, u);
-    __m256i level = _mm256_shuffle_epi8(repeat_lane(bits == 4 ? c4_level : kvt_c5_levels), i);
-    _mm256_store_si256((__m256i *)(void *)index, i);
-    _mm256_store_si256((__m256i *)(void *)sign, s);
-    __m256i squares = _mm256_madd_epi16(_mm256_maddubs_epi16(level, level), _mm256_set1_epi16(1));
-    *den = _mm256_add_epi32(*den, squares);
-    level = _mm256_sign_epi8(level, _mm256_or_si256(s, _mm256_set1_epi8(1)));
-    products[0] = product(level, SPREAD(0), y);
-    products[1] = product(level, SPREAD(1), y + 8);
-    products[2] = product(level, SPREAD(2), y + 16);
-    products[3] = product(level, SPREAD(3), y + 24);
+    __m256i m01 = _mm256_abs_epi16(t01), m23 = _mm256_abs_epi16(t23);
+    __m256i u = _mm256_packus_epi16(m01, m23), interval = interval_of(bits, u);
+    _mm256_store_si256((__m256i *)(void *)(trials->sign + at), _mm256_packs_epi16(t01, t23));
+    if (want_noise) {
+        first->energy = sum_products(first->energy, m01, m01);
+        second->energy = sum_products(second->energy, m23, m23);
+    }
+    KVT_AVX2_UNROLL
+    for (int width = 0; width < WIDTHS; width++) {
+        __m256i index = index_of(bits, width, u, interval);
+        __m256i level =
+            _mm256_shuffle_epi8(repeat_lane(bits == 4 ? c4_level : kvt_c5_levels), index);
+        __m256i low = _mm256_unpacklo_epi8(level, zero), high = _mm256_unpackhi_epi8(level, zero);
+        _mm256_store_si256((__m256i *)(void *)(trials->index[width] + at), index);
+        first->num[width] = sum_products(first->num[width], low, m01);
+        second->num[width] = sum_products(second->num[width], high, m23);
+        if (two) {
+            first->den[width] = sum_products(first->den[width], low, low);
+            second->den[width] = sum_products(second->den[width], high, high);
+        } else {
+            first->den[width] =
+                sum_products(first->den[width], _mm256_maddubs_epi16(level, level), ones);
+        }
+    }
 }
 
-INLINE void add_run(__m256 *to, const __m256 *from)
+INLINE void keep_sums(struct trials *trials, int row, const struct sums *sums)
 {
     KVT_AVX2_UNROLL
-    for (int i = 0; i < 4; i++)
-        to[i] = _mm256_add_ps(to[i], from[i]);
-}
-
-/* A row of 32 or more; runs in the order of the tree. */
-INLINE void try_row(int d, int bits, const float *y, float factor, struct trial *trial, int row)
-{
-    __m256 f = _mm256_set1_ps(factor), p[4], q[4], r[4];
-    __m256i den = _mm256_setzero_si256();
-    uint8_t *index = trial->index + d * row, *sign = trial->sign + d * row;
-    try_run(bits, y, f, f, index, sign, p, &den);
-    if (d == 128) {
-        try_run(bits, y + 64, f, f, index + 64, sign + 64, q, &den);
-        add_run(p, q);
-        try_run(bits, y + 32, f, f, index + 32, sign + 32, q, &den);
-        try_run(bits, y + 96, f, f, index + 96, sign + 96, r, &den);
-        add_run(q, r);
-        add_run(p, q);
-    } else if (d == 64) {
-        try_run(bits, y + 32, f, f, index + 32, sign + 32, q, &den);
-        add_run(p, q);
+    for (int width = 0; width < WIDTHS; width++) {
+        trials->num[width][row] = sums->num[width];
+        trials->den[width][row] = sums->den[width];
     }
-    trial->num[row] = _mm256_add_ps(_mm256_add_ps(p[0], p[2]), _mm256_add_ps(p[1], p[3]));
-    trial->den[row] = den;
+    trials->energy[row] = sums->energy;
 }
 
-/* Two rows of 16. */
-INLINE void try_two_rows(int bits, const float *y, const float *factors, struct trial *trial,
-                         int row)
+INLINE void clear_sums(struct sums *sums)
 {
-    const __m256i first = _mm256_broadcastsi128_si256(_mm_setr_epi32(-1, -1, 0, 0));
-    __m256 p[4];
-    __m256i den = _mm256_setzero_si256();
-    try_run(bits, y, _mm256_set1_ps(factors[0]), _mm256_set1_ps(factors[1]),
-            trial->index + 16 * row, trial->sign + 16 * row, p, &den);
-    trial->num[row] = _mm256_add_ps(p[0], p[1]);
-    trial->num[row + 1] = _mm256_add_ps(p[2], p[3]);
-    trial->den[row] = _mm256_and_si256(den, first);
-    trial->den[row + 1] = _mm256_andnot_si256(first, den);
+    KVT_AVX2_UNROLL
+    for (int width = 0; width < WIDTHS; width++)
+        sums->num[width] = sums->den[width] = _mm256_setzero_si256();
+    sums->energy = _mm256_setzero_si256();
 }
 
-struct choice {                    /* of eight rows */
-    __m256 score, num, den, which; /* which: trial number as int bits */
+INLINE void try_rows(int d, int bits, int want_noise, const float *y, const float *factors,
+                     struct trials *trials)
+{
+    struct sums sums[2];
+    for (int row = 0; row < ROWS; row += d == 16 ? 2 : 1) {
+        clear_sums(&sums[0]);
+        clear_sums(&sums[1]);
+        KVT_AVX2_UNROLL
+        for (int at = 0; at < d; at += 32)
+            try_run(bits, want_noise, d == 16, y + d * row + at, factors + row, trials,
+                    d * row + at, sums);
+        keep_sums(trials, row, &sums[0]);
+        if (d == 16)
+            keep_sums(trials, row + 1, &sums[1]);
+    }
+}
+
+struct choice { /* of eight rows */
+    __m256 score, num, den;
+    __m256 which; /* width as int bits */
 };
 
-/* Keep the trial where its score is larger. */
-INLINE void compare_trial(struct choice *best, const struct trial *trial, int which)
+/* Keep the width where its score is larger. */
+INLINE void compare_width(struct choice *best, const struct trials *trials, int width)
 {
-    __m256 den[ROWS];
-    KVT_AVX2_UNROLL
-    for (int i = 0; i < ROWS; i++)
-        den[i] = _mm256_cvtepi32_ps(trial->den[i]);
-    __m256 energy = kvt_avx2_sum8(den); /* integers below 2^24: exact */
-    __m256 num = _mm256_mul_ps(kvt_avx2_sum8(trial->num), _mm256_set1_ps(0x1p-24f));
-    __m256 score = _mm256_div_ps(_mm256_mul_ps(num, num), energy);
+    __m256 num = _mm256_cvtepi32_ps(kvt_avx2_sum8_integers(trials->num[width]));
+    __m256 den = _mm256_cvtepi32_ps(kvt_avx2_sum8_integers(trials->den[width]));
+    __m256 score = _mm256_div_ps(_mm256_mul_ps(num, num), den);
     __m256 better = _mm256_cmp_ps(score, best->score, _CMP_GT_OQ);
-    __m256 number = _mm256_castsi256_ps(_mm256_set1_epi32(which));
+    __m256 number = _mm256_castsi256_ps(_mm256_set1_epi32(width));
     best->score = _mm256_blendv_ps(best->score, score, better);
     best->num = _mm256_blendv_ps(best->num, num, better);
-    best->den = _mm256_blendv_ps(best->den, energy, better);
+    best->den = _mm256_blendv_ps(best->den, den, better);
     best->which = _mm256_blendv_ps(best->which, number, better);
 }
 
-/* The codes of the chosen trials, in the order of memory. live: 0 or -1 for each row. */
-INLINE void gather_codes(int d, int bits, const struct trial *trials, const int32_t *which,
+/* The codes of the chosen widths, in the order of memory. live: 0 or -1 for each row. */
+INLINE void gather_codes(int d, int bits, const struct trials *trials, const int32_t *which,
                          const int32_t *live, uint8_t *codes)
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i top = _mm256_set1_epi8((char)0x80);
     for (int at = 0; at < ROWS * d; at += 32) {
         int row = at / d;
-        const struct trial *trial = &trials[which[row]];
-        __m256i index = _mm256_load_si256((const __m256i *)(const void *)(trial->index + at));
-        __m256i sign = _mm256_load_si256((const __m256i *)(const void *)(trial->sign + at));
+        const uint8_t *from = trials->index[which[row]] + at;
+        __m256i index = _mm256_load_si256((const __m256i *)(const void *)from);
+        __m256i sign = _mm256_load_si256((const __m256i *)(const void *)(trials->sign + at));
         __m256i mask = _mm256_set1_epi32(live[row]);
         if (d == 16) {
-            trial = &trials[which[row + 1]];
+            from = trials->index[which[row + 1]] + at;
             index = _mm256_blend_epi32(
-                index, _mm256_load_si256((const __m256i *)(const void *)(trial->index + at)), 0xcc);
-            sign = _mm256_blend_epi32(
-                sign, _mm256_load_si256((const __m256i *)(const void *)(trial->sign + at)), 0xcc);
+                index, _mm256_load_si256((const __m256i *)(const void *)from), 0xcc);
             mask = _mm256_blend_epi32(mask, _mm256_set1_epi32(live[row + 1]), 0xcc);
         }
-        if (bits == 4)
-            index = _mm256_min_epu8(index, _mm256_set1_epi8(7));
-        sign = _mm256_and_si256(sign, _mm256_set1_epi8((char)0x80));
-        sign = _mm256_srli_epi16(sign, bits == 4 ? 4 : 3);
+        sign = _mm256_srli_epi16(_mm256_and_si256(sign, top), bits == 4 ? 4 : 3);
         index = _mm256_and_si256(_mm256_or_si256(index, sign), mask);
         _mm256_store_si256((__m256i *)(void *)(codes + at),
                            _mm256_permutevar8x32_epi32(index, order));
     }
 }
 
-INLINE int code_rows(int d, int bits, struct kvt_avx2_batch *batch)
+/* Energy of the errors, of y over d, as scalar.c has it. alive: rows that have codes. */
+INLINE __m256 noise_of(const struct trials *trials, const struct choice *best, __m256 a,
+                       __m256 factor, __m256 alive, __m256 square_sums, __m256 inverse_d)
 {
-    static const float search[KVT_SEARCH_COUNT] = {KVT_SEARCH_0, KVT_SEARCH_1, KVT_SEARCH_2};
+    __m256 energy = _mm256_cvtepi32_ps(kvt_avx2_sum8_integers(trials->energy));
+    __m256 step = _mm256_mul_ps(a, factor), cross = _mm256_mul_ps(step, best->num);
+    __m256 coded = _mm256_mul_ps(_mm256_mul_ps(step, step), best->den);
+    __m256 noise = _mm256_add_ps(_mm256_sub_ps(energy, cross), _mm256_sub_ps(coded, cross));
+    noise = _mm256_max_ps(noise, _mm256_setzero_ps());
+    noise = _mm256_div_ps(_mm256_div_ps(noise, factor), factor);
+    return _mm256_mul_ps(_mm256_blendv_ps(square_sums, noise, alive), inverse_d);
+}
+
+INLINE int code_rows(int d, int bits, int want_noise, struct kvt_avx2_batch *batch)
+{
     const __m256 zero = _mm256_setzero_ps(), inverse_d = _mm256_set1_ps(1.0f / (float)d);
     const __m256 twice_unit = _mm256_set1_ps(bits == 4 ? KVT_C4_TWICE_UNIT : KVT_C5_TWICE_UNIT);
     const __m256i exponent = _mm256_set1_epi32(0x7f800000);
-    struct trial trials[KVT_SEARCH_COUNT];
-    struct choice best = {_mm256_set1_ps(-1.0f), zero, _mm256_set1_ps(1.0f), zero};
+    int32_t which[ROWS] __attribute__((aligned(32))), live[ROWS] __attribute__((aligned(32)));
+    float factors[ROWS] __attribute__((aligned(32)));
+    struct trials trials;
+    struct choice best = {_mm256_set1_ps(-1.0f), zero, zero, zero};
     __m256 square_sums = _mm256_load_ps(batch->square_sums);
     __m256i bits_of_sums = _mm256_and_si256(_mm256_castps_si256(square_sums), exponent);
     if (_mm256_movemask_epi8(_mm256_cmpeq_epi32(bits_of_sums, exponent)) != 0)
         return KVT_E_NONFINITE;
     __m256 sigma = _mm256_sqrt_ps(_mm256_mul_ps(square_sums, inverse_d));
     __m256 alive = _mm256_cmp_ps(sigma, zero, _CMP_NEQ_OQ);
-    for (int k = 0; k < KVT_SEARCH_COUNT; k++) {
-        float factors[ROWS] __attribute__((aligned(32)));
-        __m256 factor = _mm256_div_ps(twice_unit, _mm256_mul_ps(_mm256_set1_ps(search[k]), sigma));
-        _mm256_store_ps(factors, _mm256_and_ps(factor, alive));
-        if (d == 16)
-            for (int row = 0; row < ROWS; row += 2)
-                try_two_rows(bits, batch->y + 16 * row, factors + row, &trials[k], row);
-        else
-            for (int row = 0; row < ROWS; row++)
-                try_row(d, bits, batch->y + d * row, factors[row], &trials[k], row);
-        compare_trial(&best, &trials[k], k);
-    }
-    __m256 num = _mm256_and_ps(best.num, alive);
-    __m256i scale = kvt_avx2_round_bf16(_mm256_div_ps(num, best.den));
-    __m256 a = _mm256_castsi256_ps(scale), cross = _mm256_mul_ps(a, num);
-    __m256 coded = _mm256_mul_ps(_mm256_mul_ps(a, a), best.den);
-    __m256 noise = _mm256_add_ps(_mm256_sub_ps(square_sums, cross), _mm256_sub_ps(coded, cross));
-    _mm256_store_ps(batch->noise, _mm256_mul_ps(_mm256_max_ps(noise, zero), inverse_d));
+    __m256 factor = _mm256_and_ps(_mm256_div_ps(twice_unit, sigma), alive);
+    _mm256_store_ps(factors, factor);
+    try_rows(d, bits, want_noise, batch->y, factors, &trials);
+    KVT_AVX2_UNROLL
+    for (int width = 0; width < WIDTHS; width++)
+        compare_width(&best, &trials, width);
+    __m256 quotient = _mm256_div_ps(_mm256_div_ps(best.num, best.den), factor);
+    __m256i scale = kvt_avx2_round_bf16(_mm256_and_ps(quotient, alive));
     kvt_avx2_store_bf16(batch->scales, scale);
-    int32_t which[ROWS] __attribute__((aligned(32))), live[ROWS] __attribute__((aligned(32)));
+    if (want_noise)
+        _mm256_store_ps(batch->noise, noise_of(&trials, &best, _mm256_castsi256_ps(scale), factor,
+                                               alive, square_sums, inverse_d));
     _mm256_store_si256((__m256i *)(void *)which, _mm256_castps_si256(best.which));
-    _mm256_store_si256((__m256i *)(void *)live,
-                       _mm256_castps_si256(_mm256_cmp_ps(a, zero, _CMP_NEQ_OQ)));
-    gather_codes(d, bits, trials, which, live, batch->codes);
+    _mm256_store_si256((__m256i *)(void *)live, _mm256_castps_si256(alive));
+    gather_codes(d, bits, &trials, which, live, batch->codes);
     return 0;
 }
 
-#define CODE_DIMS(name, bits)                            \
-    static int name(int d, struct kvt_avx2_batch *batch) \
-    {                                                    \
-        switch (d) {                                     \
-        case 128:                                        \
-            return code_rows(128, bits, batch);          \
-        case 64:                                         \
-            return code_rows(64, bits, batch);           \
-        case 32:                                         \
-            return code_rows(32, bits, batch);           \
-        default:                                         \
-            return code_rows(16, bits, batch);           \
-        }                                                \
+#define CODE_DIMS(name, bits, want_noise)                   \
+    static int name(int d, struct kvt_avx2_batch *batch)    \
+    {                                                       \
+        switch (d) {                                        \
+        case 128:                                           \
+            return code_rows(128, bits, want_noise, batch); \
+        case 64:                                            \
+            return code_rows(64, bits, want_noise, batch);  \
+        case 32:                                            \
+            return code_rows(32, bits, want_noise, batch);  \
+        default:                                            \
+            return code_rows(16, bits, want_noise, batch);  \
+        }                                                   \
     }
 
-CODE_DIMS(code_c4, 4)
-CODE_DIMS(code_c5, 5)
+CODE_DIMS(code_c4, 4, 0)
+CODE_DIMS(code_c4_noise, 4, 1)
+CODE_DIMS(code_c5, 5, 0)
+CODE_DIMS(code_c5_noise, 5, 1)
 
-int kvt_avx2_code_gauss(const struct kvt_piece *piece, struct kvt_avx2_batch *batch)
+int kvt_avx2_code_gauss(const struct kvt_piece *piece, struct kvt_avx2_batch *batch, int want_noise)
 {
+    int d = (int)piece->dim;
     if (piece->bits == 4)
-        return code_c4((int)piece->dim, batch);
-    return code_c5((int)piece->dim, batch);
+        return want_noise ? code_c4_noise(d, batch) : code_c4(d, batch);
+    return want_noise ? code_c5_noise(d, batch) : code_c5(d, batch);
 }

@@ -92,14 +92,9 @@ INLINE int code_rows(int d, int high, int want_noise, struct kvt_avx2_batch *bat
     if (_mm256_movemask_epi8(_mm256_cmpgt_epi32(limit, largest)) != -1)
         return KVT_E_NONFINITE;
     __m256 amax = _mm256_castsi256_ps(largest);
-    __m256i scale = kvt_avx2_round_bf16(_mm256_div_ps(amax, _mm256_set1_ps((float)high)));
-    __m256 reach = _mm256_mul_ps(_mm256_castsi256_ps(scale), _mm256_set1_ps((float)high + 0.5f));
-    __m256i step_up = _mm256_and_si256(_mm256_castps_si256(_mm256_cmp_ps(reach, amax, _CMP_LT_OQ)),
-                                       _mm256_set1_epi32(0x10000));
-    scale = _mm256_add_epi32(scale, step_up);
-    __m256 a = _mm256_castsi256_ps(scale);
+    __m256 a = kvt_avx2_uniform_scale(amax, (float)high);
     __m256 is_zero = _mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_EQ_OQ);
-    kvt_avx2_store_bf16(batch->scales, scale);
+    kvt_avx2_store_bf16(batch->scales, _mm256_castps_si256(a));
     _mm256_store_ps(scales, a);
     _mm256_store_ps(divisors, _mm256_blendv_ps(a, _mm256_set1_ps(1.0f), is_zero)); /* y is 0 */
     if (d == 16)

@@ -110,78 +110,105 @@ struct tile_job {
     uint32_t tile;
 };
 
+/* Rows of one piece as the kernels want them. */
+struct piece_rows {
+    struct kvt_piece piece;
+    char *at;
+    size_t stride_bytes;
+    uint32_t element; /* first of the row's that belongs to the piece */
+    int in_dense;     /* gathered, or to be scattered */
+};
+
+static struct piece_rows piece_rows_of(const struct tile_job *job, uint32_t element, char *dense)
+{
+    const struct rows *rows = &job->rows;
+    struct piece_rows result = {.element = element};
+    uint32_t dim = kvt_piece_next_dim(rows->head_dim - element);
+    kvt_piece_init(&result.piece, job->level, job->part->dtype, kvt_part_is_key(job->part), dim);
+    result.in_dense = !is_contiguous(rows);
+    result.at = result.in_dense ? dense
+                                : rows->base + rows->stride_token * (job->tile * (int64_t)TOKENS) +
+                                      rows->stride_elem * element;
+    result.stride_bytes =
+        result.in_dense ? (size_t)dim * rows->element_bytes : (size_t)rows->stride_token;
+    return result;
+}
+
+static void fetch_rows(const struct tile_job *job, const struct piece_rows *rows)
+{
+    if (rows->in_dense)
+        gather(&job->rows, job->tile * TOKENS, TOKENS, rows->element, rows->piece.dim, rows->at);
+}
+
+static void add_energy(struct kvt_tile_energy *sum, const struct kvt_tile_energy *piece, int first)
+{
+    if (first) {
+        *sum = *piece;
+        return;
+    }
+    for (uint32_t t = 0; t < TOKENS; t++) {
+        sum->rows[t] = sum->rows[t] + piece->rows[t];
+        sum->noise[t] = sum->noise[t] + piece->noise[t];
+    }
+    sum->residue = sum->residue + piece->residue;
+}
+
 static int encode_tile(const struct tile_job *job, uint8_t *out, struct kvt_tile_energy *energy)
 {
-    int key = kvt_part_is_key(job->part), status = 0;
     char dense[TOKENS * KVT_PIECE_DIM_MAX * 4];
-    const struct rows *rows = &job->rows;
-    for (uint32_t at = 0, dim; at < rows->head_dim && status == 0; at += dim) {
-        struct kvt_piece piece;
-        struct kvt_tile_energy part_energy;
-        const char *source = rows->base + rows->stride_token * (job->tile * (int64_t)TOKENS) +
-                             rows->stride_elem * at;
-        size_t stride = (size_t)rows->stride_token;
-        dim = kvt_piece_next_dim(rows->head_dim - at);
-        kvt_piece_init(&piece, job->level, job->part->dtype, key, dim);
-        if (!is_contiguous(rows)) {
-            gather(rows, job->tile * TOKENS, TOKENS, at, dim, dense);
-            source = dense;
-            stride = (size_t)dim * rows->element_bytes;
-        }
-        status = job->kernels->encode(&piece, source, stride, out, energy ? &part_energy : NULL);
-        out += piece.bytes;
-        for (uint32_t t = 0; energy != NULL && status == 0 && t < TOKENS; t++) {
-            energy->signal[t] =
-                at == 0 ? part_energy.signal[t] : energy->signal[t] + part_energy.signal[t];
-            energy->noise[t] =
-                at == 0 ? part_energy.noise[t] : energy->noise[t] + part_energy.noise[t];
-        }
+    for (uint32_t at = 0; at < job->rows.head_dim;) {
+        struct piece_rows rows = piece_rows_of(job, at, dense);
+        struct kvt_tile_energy piece_energy;
+        fetch_rows(job, &rows);
+        int status = job->kernels->encode(&rows.piece, rows.at, rows.stride_bytes, out,
+                                          energy ? &piece_energy : NULL);
+        if (status != 0)
+            return status;
+        if (energy != NULL)
+            add_energy(energy, &piece_energy, at == 0);
+        out += rows.piece.bytes;
+        at += rows.piece.dim;
     }
-    return status;
+    return 0;
 }
 
 static void decode_tile(const struct tile_job *job, const uint8_t *in)
 {
-    int key = kvt_part_is_key(job->part);
     char dense[TOKENS * KVT_PIECE_DIM_MAX * 4];
-    const struct rows *rows = &job->rows;
-    for (uint32_t at = 0, dim; at < rows->head_dim; at += dim) {
-        struct kvt_piece piece;
-        dim = kvt_piece_next_dim(rows->head_dim - at);
-        kvt_piece_init(&piece, job->level, job->part->dtype, key, dim);
-        if (is_contiguous(rows)) {
-            char *target = rows->base + rows->stride_token * (job->tile * (int64_t)TOKENS) +
-                           rows->stride_elem * at;
-            job->kernels->decode(&piece, in, target, (size_t)rows->stride_token);
-        } else {
-            job->kernels->decode(&piece, in, dense, (size_t)dim * rows->element_bytes);
-            scatter(rows, job->tile * TOKENS, TOKENS, at, dim, dense);
-        }
-        in += piece.bytes;
+    for (uint32_t at = 0; at < job->rows.head_dim;) {
+        struct piece_rows rows = piece_rows_of(job, at, dense);
+        job->kernels->decode(&rows.piece, in, rows.at, rows.stride_bytes);
+        if (rows.in_dense)
+            scatter(&job->rows, job->tile * TOKENS, TOKENS, at, rows.piece.dim, dense);
+        in += rows.piece.bytes;
+        at += rows.piece.dim;
     }
 }
 
 /* ---- guard ---- */
 
-/* Sum of x*x of each row of the tile: per piece a tree, pieces in order. Slow path only. */
-static void row_square_sums(const struct tile_job *job, float *sums)
+/* What only doubtful tiles need: energy of each row, around the tile's mean and around zero; per
+ * piece a tree, pieces in order. */
+static void measure_rows(const struct tile_job *job, float *centred, float *square_sums)
 {
-    const struct rows *rows = &job->rows;
-    for (uint32_t t = 0; t < TOKENS; t++) {
-        sums[t] = 0.0f;
-        for (uint32_t at = 0, dim; at < rows->head_dim; at += dim) {
-            char dense[KVT_PIECE_DIM_MAX * 4];
-            float squares[KVT_PIECE_DIM_MAX];
-            dim = kvt_piece_next_dim(rows->head_dim - at);
-            gather(rows, job->tile * TOKENS + t, 1, at, dim, dense);
-            kvt_half_to_floats(job->part->dtype, dense, dim, squares);
+    char dense[TOKENS * KVT_PIECE_DIM_MAX * 4];
+    for (uint32_t at = 0; at < job->rows.head_dim;) {
+        struct piece_rows rows = piece_rows_of(job, at, dense);
+        uint32_t dim = rows.piece.dim;
+        float piece_centred[TOKENS], x[KVT_PIECE_DIM_MAX];
+        fetch_rows(job, &rows);
+        job->kernels->centred(&rows.piece, rows.at, rows.stride_bytes, piece_centred);
+        for (uint32_t t = 0; t < TOKENS; t++) {
+            kvt_half_to_floats(job->part->dtype, rows.at + rows.stride_bytes * t, dim, x);
             for (uint32_t i = 0; i < dim; i++)
-                squares[i] = squares[i] * squares[i];
+                x[i] = x[i] * x[i];
             for (uint32_t half = dim / 2; half > 0; half /= 2)
                 for (uint32_t i = 0; i < half; i++)
-                    squares[i] = squares[i] + squares[i + half];
-            sums[t] = sums[t] + squares[0];
+                    x[i] = x[i] + x[i + half];
+            centred[t] = at == 0 ? piece_centred[t] : centred[t] + piece_centred[t];
+            square_sums[t] = at == 0 ? x[0] : square_sums[t] + x[0];
         }
+        at += dim;
     }
 }
 
@@ -189,21 +216,22 @@ static int apply_guard(const struct tile_job *job, const struct kvt_tile_energy 
                        uint32_t part, uint32_t head, struct kvt_encode_report *report)
 {
     struct kvt_guard_verdict verdict = kvt_guard_judge(job->level, energy);
-    if (!verdict.pass) {
-        float sums[TOKENS];
-        row_square_sums(job, sums);
-        if (kvt_guard_excused(job->level, job->part->dtype, energy, sums))
-            return 1;
+    int pass = verdict.pass;
+    if (!pass) {
+        float centred[TOKENS], square_sums[TOKENS];
+        measure_rows(job, centred, square_sums);
+        pass = kvt_guard_appeal(job->level, job->part->dtype, energy, centred, square_sums);
     }
-    float ratio_db =
-        verdict.noise > 0.0f ? 10.0f * log10f(verdict.signal / verdict.noise) : INFINITY;
-    if (ratio_db < report->sqnr_db_min) {
-        report->sqnr_db_min = ratio_db;
+    /* a ratio until kvt_encode_block_by() ends; excused tiles say nothing about quality */
+    float ratio = verdict.noise > 0.0f ? verdict.signal / verdict.noise : INFINITY;
+    int excused = pass && ratio < kvt_guard_ratio(job->level);
+    if (!excused && ratio < report->sqnr_db_min) {
+        report->sqnr_db_min = ratio;
         report->part = part;
         report->head = head;
         report->tile = job->tile;
     }
-    return verdict.pass;
+    return pass;
 }
 
 /* ---- block ---- */
@@ -266,6 +294,7 @@ int kvt_encode_block_by(const struct kvt_codec_kernels *kernels, const struct kv
         for (uint32_t head = 0; head < layout->parts[i].heads && status == 0; head++)
             status = encode_head(&job, i, head, &cursor, &own);
     }
+    own.sqnr_db_min = 10.0f * log10f(own.sqnr_db_min);
     kvt_fpmode_leave(saved);
     if (report != NULL)
         *report = own;

@@ -31,26 +31,30 @@ static float tree_sum_tokens(const float *values)
     return sum[0];
 }
 
-/* No row may lose more than a quarter of its own centred energy. Written so that NaN fails. */
-static int row_passes(const struct kvt_tile_energy *energy, uint32_t t)
+/* Energy around the mean: that around the stored means, less what these leave of the mean. */
+static float tile_signal(const struct kvt_tile_energy *energy)
 {
-    return energy->noise[t] * 4.0f <= energy->signal[t];
+    float signal = tree_sum_tokens(energy->rows) - (float)TOKENS * energy->residue;
+    return signal > 0.0f ? signal : 0.0f;
 }
 
 struct kvt_guard_verdict kvt_guard_judge(int level, const struct kvt_tile_energy *energy)
 {
     struct kvt_guard_verdict verdict = {
-        .signal = tree_sum_tokens(energy->signal),
+        .signal = tile_signal(energy),
         .noise = tree_sum_tokens(energy->noise),
     };
     verdict.pass = verdict.noise * kvt_guard_ratio(level) <= verdict.signal;
+    /* A row's centred energy is at least (sqrt(r) - sqrt(m))^2 >= r/4 - m/3, r its energy around
+     * the stored means, m the residue: a bound without a second look at the data, rounded down. */
     for (uint32_t t = 0; t < TOKENS; t++)
-        verdict.pass &= row_passes(energy, t);
+        verdict.pass &=
+            energy->noise[t] * 4.01f + energy->residue * 0.334f <= energy->rows[t] * 0.249f;
     return verdict;
 }
 
-int kvt_guard_excused(int level, int dtype, const struct kvt_tile_energy *energy,
-                      const float *square_sums)
+int kvt_guard_appeal(int level, int dtype, const struct kvt_tile_energy *energy,
+                     const float *centred, const float *square_sums)
 {
     /* (half a unit in the last place / |x|)^2, at its smallest: 2^-9, 2^-12, 2^-25 squared */
     float rounding = dtype == KVT_DTYPE_BF16  ? 0x1p-18f
@@ -59,9 +63,11 @@ int kvt_guard_excused(int level, int dtype, const struct kvt_tile_energy *energy
     float allowed[TOKENS];
     for (uint32_t t = 0; t < TOKENS; t++) {
         allowed[t] = square_sums[t] * rounding;
-        if (!row_passes(energy, t) && !(energy->noise[t] <= allowed[t]))
+        /* written so that NaN fails */
+        if (!(energy->noise[t] * 4.0f <= centred[t]) && !(energy->noise[t] <= allowed[t]))
             return 0;
     }
-    float signal = tree_sum_tokens(energy->signal), noise = tree_sum_tokens(energy->noise);
-    return noise * kvt_guard_ratio(level) <= signal || noise <= tree_sum_tokens(allowed);
+    float noise = tree_sum_tokens(energy->noise);
+    return noise * kvt_guard_ratio(level) <= tile_signal(energy) ||
+           noise <= tree_sum_tokens(allowed);
 }

@@ -2,7 +2,7 @@
  *
  * It compares the coding error with the tile's energy around its own mean, since whole-tensor error
  * hides the ruin of what attention looks at; and row by row, so that one wild token cannot hide the
- * others. Pure functions.
+ * others. Pure functions; energies are summed over the pieces of the row.
  */
 #ifndef KVT_CODEC_GUARD_H
 #define KVT_CODEC_GUARD_H
@@ -13,16 +13,16 @@
 float kvt_guard_ratio(int level);
 
 struct kvt_guard_verdict {
-    int pass;            /* by the ratio alone; else ask kvt_guard_excused() */
+    int pass;            /* 1: certainly; 0: ask kvt_guard_appeal() */
     float signal, noise; /* of the tile */
 };
 
-/* Judge a tile by its energies, summed over the row's pieces. */
+/* Judge a tile by what the encoder knows anyway. */
 struct kvt_guard_verdict kvt_guard_judge(int level, const struct kvt_tile_energy *energy);
 
-/* Second chance: an error within the input's own rounding passes. square_sums: sum of x*x of each
- * token's row. */
-int kvt_guard_excused(int level, int dtype, const struct kvt_tile_energy *energy,
-                      const float *square_sums);
+/* The full rule. centred: sum of (x - mean)^2 of each token's row; square_sums: sum of x*x.
+ * Returns 1 pass, 0 not. Whatever passes kvt_guard_judge() passes here. */
+int kvt_guard_appeal(int level, int dtype, const struct kvt_tile_energy *energy,
+                     const float *centred, const float *square_sums);
 
 #endif

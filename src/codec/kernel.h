@@ -13,10 +13,11 @@
 
 #include "codec/piece.h"
 
-/* What the guard needs of a piece, per token. */
+/* What the guard needs of a piece. */
 struct kvt_tile_energy {
-    float signal[KVT_TILE_TOKENS]; /* sum of (x - mean over the tile)^2 */
-    float noise[KVT_TILE_TOKENS];  /* sum of squared coding errors, before output rounding */
+    float rows[KVT_TILE_TOKENS];  /* sum of (x - stored mean)^2 of each token */
+    float noise[KVT_TILE_TOKENS]; /* sum of squared coding errors, before output rounding */
+    float residue;                /* sum over the channels of (mean - stored mean)^2 */
 };
 
 struct kvt_codec_kernels {
@@ -26,6 +27,9 @@ struct kvt_codec_kernels {
      * Returns 0 or KVT_E_NONFINITE (out is then undefined). */
     int (*encode)(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
                   uint8_t *out, struct kvt_tile_energy *energy);
+    /* Sum of (x - mean)^2 of each token, the mean being the channel's over the tile. */
+    void (*centred)(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
+                    float *signal);
     /* rows: where to write; every byte pattern of `in` is allowed. */
     void (*decode)(const struct kvt_piece *piece, const uint8_t *in, void *rows,
                    size_t stride_bytes);

@@ -167,9 +167,10 @@ static void read_offsets(const struct kvt_piece *piece, const uint8_t *in, float
 
 /* ---- one row ---- */
 
-struct row_result {
+struct row_result { /* energies in the domain of y, not yet divided by d */
     uint16_t scale;
-    float noise; /* squared error in the domain of y, not yet divided by d */
+    float energy; /* of y; uniform and gauss */
+    float noise;  /* of the error */
 };
 
 static void transform(float *y, uint32_t d)
@@ -220,12 +221,13 @@ static int code_uniform(const struct kvt_piece *piece, const float *y, uint8_t *
         squares[i] = error * error;
     }
     result->noise = tree_sum(squares, piece->dim);
+    result->energy = sum_of_squares(y, piece->dim);
     return 0;
 }
 
 struct gauss_book {
     const uint8_t *levels;
-    const uint8_t *thresholds;
+    const uint8_t *thresholds; /* KVT_SEARCH_COUNT sets of count - 1 */
     uint32_t count;
     float twice_unit;
 };
@@ -233,74 +235,90 @@ struct gauss_book {
 static struct gauss_book book_of(const struct kvt_piece *piece)
 {
     if (piece->bits == 4)
-        return (struct gauss_book){kvt_c4_levels, kvt_c4_thresholds, KVT_C4_COUNT,
+        return (struct gauss_book){kvt_c4_levels, kvt_c4_thresholds[0], KVT_C4_COUNT,
                                    KVT_C4_TWICE_UNIT};
-    return (struct gauss_book){kvt_c5_levels, kvt_c5_thresholds, KVT_C5_COUNT, KVT_C5_TWICE_UNIT};
+    return (struct gauss_book){kvt_c5_levels, kvt_c5_thresholds[0], KVT_C5_COUNT,
+                               KVT_C5_TWICE_UNIT};
 }
 
-/* Codes of one candidate; returns tree(c*y), and sum c*c in *energy. */
-static float try_factor(const struct gauss_book *book, const float *y, uint32_t d, float factor,
-                        uint8_t *codes, int32_t *energy)
+struct trial { /* one step width: the codes, sum of c*t and of c*c */
+    uint8_t codes[DIM_MAX];
+    int32_t num, den;
+};
+
+static void try_width(const struct gauss_book *book, int width, const int32_t *t, uint32_t d,
+                      struct trial *trial)
 {
-    float products[DIM_MAX];
-    *energy = 0;
+    const uint8_t *thresholds = book->thresholds + (uint32_t)width * (book->count - 1);
+    trial->num = 0;
+    trial->den = 0;
     for (uint32_t i = 0; i < d; i++) {
-        int t = clamp((int)lrintf(y[i] * factor), -255, 255);
-        int magnitude = t < 0 ? -t : t;
+        int32_t magnitude = t[i] < 0 ? -t[i] : t[i];
         uint32_t index = 0;
-        while (index < book->count - 1 && book->thresholds[index] <= magnitude)
+        while (index < book->count - 1 && thresholds[index] <= magnitude)
             index++;
-        int level = t < 0 ? -(int)book->levels[index] : (int)book->levels[index];
-        codes[i] = (uint8_t)(index | (t < 0 ? book->count : 0));
-        products[i] = (float)level * y[i];
-        *energy += level * level;
+        trial->codes[i] = (uint8_t)(index | (t[i] < 0 ? book->count : 0));
+        trial->num += book->levels[index] * magnitude;
+        trial->den += book->levels[index] * book->levels[index];
     }
-    return tree_sum(products, d);
+}
+
+/* Error of the chosen codes: of t in integers, as few roundings as possible, then back to y. */
+static float gauss_noise(const struct trial *best, const int32_t *t, uint32_t d, float a,
+                         float factor)
+{
+    int32_t energy = 0;
+    for (uint32_t i = 0; i < d; i++)
+        energy += t[i] * t[i];
+    float step = a * factor, cross = step * (float)best->num;
+    float noise = ((float)energy - cross) + (step * step * (float)best->den - cross);
+    return noise > 0.0f ? noise / factor / factor : 0.0f;
 }
 
 static int code_gauss(const struct kvt_piece *piece, const float *y, uint8_t *codes,
                       struct row_result *result)
 {
-    static const float search[KVT_SEARCH_COUNT] = {KVT_SEARCH_0, KVT_SEARCH_1, KVT_SEARCH_2};
     struct gauss_book book = book_of(piece);
     uint32_t d = piece->dim;
+    int32_t t[DIM_MAX];
     float square_sum = sum_of_squares(y, d);
     if ((kvt_float_bits(square_sum) & 0x7fffffffu) >= 0x7f800000u)
         return KVT_E_NONFINITE;
     float sigma = sqrtf(square_sum / (float)d);
-    float best_score = -1.0f, best_num = 0.0f;
-    int32_t best_energy = 1;
+    result->energy = square_sum;
+    result->scale = 0;
+    result->noise = square_sum;
     memset(codes, 0, d);
-    for (int k = 0; k < KVT_SEARCH_COUNT && sigma != 0.0f; k++) {
-        uint8_t trial[DIM_MAX];
-        int32_t energy;
-        float num = try_factor(&book, y, d, book.twice_unit / (search[k] * sigma), trial, &energy);
-        float score = num * num / (float)energy;
+    if (sigma == 0.0f)
+        return 0;
+    float factor = book.twice_unit / sigma;
+    for (uint32_t i = 0; i < d; i++)
+        t[i] = (int32_t)lrintf(y[i] * factor);
+    struct trial best = {.num = 0}, trial;
+    float best_score = -1.0f;
+    for (int width = 0; width < KVT_SEARCH_COUNT; width++) {
+        try_width(&book, width, t, d, &trial);
+        float score = (float)trial.num * (float)trial.num / (float)trial.den;
         if (score > best_score) {
             best_score = score;
-            best_num = num;
-            best_energy = energy;
-            memcpy(codes, trial, d);
+            best = trial;
         }
     }
-    result->scale = kvt_float_to_bf16(best_num / (float)best_energy);
-    float a = kvt_bf16_to_float(result->scale);
-    if (a == 0.0f)
-        memset(codes, 0, d);
-    float cross = a * best_num;
-    float noise = (square_sum - cross) + (a * a * (float)best_energy - cross);
-    result->noise = noise > 0.0f ? noise : 0.0f;
+    result->scale = kvt_float_to_bf16((float)best.num / (float)best.den / factor);
+    result->noise = gauss_noise(&best, t, d, kvt_bf16_to_float(result->scale), factor);
+    memcpy(codes, best.codes, d);
     return 0;
 }
 
 /* ---- the tile ---- */
 
-static void row_signal(const float *x, const float *means, uint32_t d, float *signal)
+/* Sum of (a - b)^2. */
+static float distance(const float *a, const float *b, uint32_t d)
 {
-    float centred[DIM_MAX];
+    float left[DIM_MAX];
     for (uint32_t i = 0; i < d; i++)
-        centred[i] = x[i] - means[i];
-    *signal = sum_of_squares(centred, d);
+        left[i] = a[i] - b[i];
+    return sum_of_squares(left, d);
 }
 
 static int encode(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
@@ -314,6 +332,8 @@ static int encode(const struct kvt_piece *piece, const void *rows, size_t stride
         channel_means(x, d, means);
         choose_offsets(piece, means, out, stored);
     }
+    if (energy != NULL)
+        energy->residue = distance(means, stored, d);
     for (uint32_t t = 0; t < TOKENS; t++) {
         float y[DIM_MAX];
         uint8_t codes[DIM_MAX];
@@ -329,11 +349,23 @@ static int encode(const struct kvt_piece *piece, const void *rows, size_t stride
         pack_codes(piece, t, codes, out);
         put_scale(piece, t, result.scale, out);
         if (energy != NULL) {
-            row_signal(x[t], means, d, &energy->signal[t]);
+            energy->rows[t] = result.energy / (float)d;
             energy->noise[t] = result.noise / (float)d;
         }
     }
     return 0;
+}
+
+static void centred(const struct kvt_piece *piece, const void *rows, size_t stride_bytes,
+                    float *signal)
+{
+    uint32_t d = piece->dim;
+    float x[TOKENS][DIM_MAX], means[DIM_MAX];
+    for (uint32_t t = 0; t < TOKENS; t++)
+        kvt_half_to_floats(piece->dtype, (const char *)rows + t * stride_bytes, d, x[t]);
+    channel_means(x, d, means);
+    for (uint32_t t = 0; t < TOKENS; t++)
+        signal[t] = distance(x[t], means, d);
 }
 
 static int level_of_code(const struct kvt_piece *piece, uint8_t code)
@@ -388,5 +420,6 @@ static void decode(const struct kvt_piece *piece, const uint8_t *in, void *rows,
 const struct kvt_codec_kernels kvt_codec_scalar = {
     .name = "scalar",
     .encode = encode,
+    .centred = centred,
     .decode = decode,
 };

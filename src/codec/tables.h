@@ -4,22 +4,18 @@
 
 #include <stdint.h>
 
-/* Lloyd-Max levels of a Gaussian as int8 magnitudes, and the thresholds between them on a grid of
- * half that step. The level index of t is the number of thresholds <= |t|. */
+/* Lloyd-Max levels of a Gaussian as int8 magnitudes. Thresholds lie on a grid of half the levels'
+ * step, one set for each step width that the search tries: the middle one, 0.91 and 1.09 of it. The
+ * level index of t is the number of thresholds <= |t|. */
+#define KVT_SEARCH_COUNT 3
 #define KVT_C4_COUNT 8u
 #define KVT_C5_COUNT 16u
 extern const uint8_t kvt_c4_levels[KVT_C4_COUNT];
 extern const uint8_t kvt_c5_levels[KVT_C5_COUNT];
-extern const uint8_t kvt_c4_thresholds[KVT_C4_COUNT - 1];
-extern const uint8_t kvt_c5_thresholds[KVT_C5_COUNT - 1];
-#define KVT_C4_TWICE_UNIT 0x1.73cedap+6f /* 2 * 46.476f */
+extern const uint8_t kvt_c4_thresholds[KVT_SEARCH_COUNT][KVT_C4_COUNT - 1];
+extern const uint8_t kvt_c5_thresholds[KVT_SEARCH_COUNT][KVT_C5_COUNT - 1];
+#define KVT_C4_TWICE_UNIT 0x1.73cedap+6f /* 2 * 46.476f: grid steps of one sigma */
 #define KVT_C5_TWICE_UNIT 0x1.379582p+6f /* 2 * 38.948f */
-
-/* Factors on sigma that the scale search tries, in this order. */
-#define KVT_SEARCH_COUNT 3
-#define KVT_SEARCH_0 1.0f
-#define KVT_SEARCH_1 0x1.d1eb86p-1f /* 0.91f */
-#define KVT_SEARCH_2 0x1.170a3ep+0f /* 1.09f */
 
 /* Signs of the transform: element i of a piece is negated where bit i is set, bit 0 being the most
  * significant bit of the first byte. */
