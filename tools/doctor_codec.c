@@ -29,8 +29,8 @@ struct digest {
 /* clang-format off: a table is read by its columns */
 static const struct digest digests[] = {
     [KVT_LEVEL_INT4] = {0x88a741c245b2011bu, 0x89fdb28f40e8b801u},
-    [KVT_LEVEL_KV4] = {0x342e154bb9a1f5aau, 0x1491650b1f51388eu},
-    [KVT_LEVEL_KV5] = {0x3768bfe69edd408du, 0xd2c1af1efdbbede5u},
+    [KVT_LEVEL_KV4] = {0x854bf46fb7c371d4u, 0xf4e1daa4d5bc4a9fu},
+    [KVT_LEVEL_KV5] = {0xe4b13c193e8f18a2u, 0xb8cd3c8dc78c379cu},
     [KVT_LEVEL_KV6] = {0x7cdef650ad84b955u, 0xe7286297a10035e7u},
     [KVT_LEVEL_KV8] = {0xbde78585e3974026u, 0x8264ceff8a016f51u},
     [KVT_LEVEL_RAW] = {0x36fd3bdd2d9e6ed5u, 0xa875582c1c4c1bbau},

@@ -6,7 +6,9 @@
 #include "codec/kernel.h"
 
 /* Loops over registers must disappear, or the registers live in memory. */
-#if defined(__clang__)
+#if !defined(__OPTIMIZE__)
+#define KVT_AVX2_UNROLL
+#elif defined(__clang__)
 #define KVT_AVX2_UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define KVT_AVX2_UNROLL _Pragma("GCC unroll 16")
