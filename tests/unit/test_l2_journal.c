@@ -372,6 +372,38 @@ static void test_journal_errors(void **state)
     io->ops->destroy(io);
 }
 
+/* While a segment is being given a new life its old records are still on disk: the items that hide
+ * them are kept until the new header is durable. */
+static void test_items_outlive_the_life_they_hide(void **state)
+{
+    struct kvt_io *io = fault_io_new(mem(), 1);
+    uint32_t preparing = 0;
+
+    (void)state;
+    l2_env_init(&env, CAP);
+    assert_int_equal(l2_env_open(&env, io), 0);
+    for (uint32_t i = 0; i < 170; i++) /* every file exists and holds records */
+        assert_int_equal(l2_env_put(&env, i, 1, 10), 0);
+    fault_io_hold(io, 1);
+    for (uint32_t i = 200; i < 300; i++) {
+        assert_int_equal(l2_env_queue(&env, &i, 1, 1, 10), 0);
+        while (env.in_flight) {
+            const struct kvt_l2_prepare *prepare = &env.l2->prepare;
+
+            if (prepare->step == KVT_L2_WRITE || prepare->step == KVT_L2_SYNC) {
+                assert_true(env.l2->segments[prepare->segment].min_sequence < UINT64_MAX);
+                preparing++;
+            }
+            fault_io_release(io, 1, 0);
+            l2_env_turn(&env);
+        }
+    }
+    assert_true(preparing > 0 && env.evictions > 0);
+    fault_io_hold(io, 0);
+    l2_env_close(&env);
+    io->ops->destroy(io);
+}
+
 /* The set of items against a plain list. */
 static void test_item_set(void **state)
 {
@@ -449,6 +481,7 @@ int main(void)
         cmocka_unit_test(test_lost_journal_without_purges),
         cmocka_unit_test(test_bytes_are_erased),
         cmocka_unit_test(test_journal_errors),
+        cmocka_unit_test(test_items_outlive_the_life_they_hide),
         cmocka_unit_test(test_item_set),
     };
 
