@@ -716,18 +716,20 @@ static void a_forked_child_is_refused_and_disturbs_nothing(void **state)
 static void close_cancels_what_is_left(void **state)
 {
     struct kvt_key keys[256];
-    uint32_t ids[256];
+    uint32_t ids[5 * 256]; /* pages belong to one load at a time: each has its own */
     struct kvt_req *req;
     (void)state;
     for (int round = 0; round < 20; round++) {
-        open_small("dram=16MiB", 256);
-        for (uint32_t i = 0; i < 256; i++) {
-            keys[i] = rig_key(i);
+        open_small("dram=16MiB", 5 * 256);
+        for (uint32_t i = 0; i < 5 * 256; i++)
             ids[i] = i;
-        }
+        for (uint32_t i = 0; i < 256; i++)
+            keys[i] = rig_key(i);
         for (int i = 0; i < 4; i++) {
+            uint32_t *own = ids + (i + 1) * 256;
+
             assert_int_equal(kvt_store(rig.ns, rig.pool, keys, ids, 256, NULL, &req), 0);
-            assert_int_equal(kvt_load(rig.ns, rig.pool, keys, ids, 256, NULL, &req), 0);
+            assert_int_equal(kvt_load(rig.ns, rig.pool, keys, own, 256, NULL, &req), 0);
         }
         rig_sleep_ms((unsigned)round % 3);
         kvt_close(rig.cache);
