@@ -7,6 +7,8 @@
  * in allocations of the exact size, decoded into pools with red zones.
  */
 #include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <xxhash.h>
 
@@ -207,10 +209,29 @@ static void test_hostile_payloads(void **state)
                     check_hostile(&rng, level, dtype, dims[i], order);
 }
 
+/* docs/codec.md, read by somebody else: a plain Python program that shares no code. */
+static void test_documentation_is_enough(void **state)
+{
+    (void)state;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        execlp("python3", "python3", KVT_GOLDEN_DIR "/check_codec.py", (char *)NULL);
+        _exit(127);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 127)
+        skip(); /* no python3 */
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_vectors),
+        cmocka_unit_test(test_documentation_is_enough),
         cmocka_unit_test(test_hostile_payloads),
     };
     if (argc == 3 && strcmp(argv[1], "--write") == 0)
