@@ -58,8 +58,6 @@ static inline uint16_t kvt_float_to_f16(float value)
     uint32_t bits = kvt_float_bits(value);
     uint32_t sign = (bits >> 16) & 0x8000u;
     uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude >= 0x477fe000u) /* 65504 */
-        return (uint16_t)(sign | 0x7bffu);
     if (magnitude < 0x38800000u) { /* below 2^-14: the ulp of 0.5 is 2^-24, so the sum rounds */
         uint32_t rounded = kvt_float_bits(kvt_bits_float(magnitude) + 0.5f) - 0x3f000000u;
         return (uint16_t)(sign | rounded);

@@ -497,6 +497,47 @@ static void test_guard_rounding_excuse(void **state)
     codec_pool_free(&pool);
 }
 
+/* The report's figure is what the definition gives in float64, over all pieces of the row. */
+static void test_guard_measures_every_piece(void **state)
+{
+    (void)state;
+    static const uint32_t dims[] = {16, 64, 80, 192, 256};
+    for (int level = KVT_LEVEL_KV4; level <= KVT_LEVEL_KV8; level++)
+        for (size_t i = 0; i < KVT_ARRAY_LEN(dims); i++) {
+            struct codec_pool pool;
+            struct kvt_encode_report report;
+            uint32_t d = dims[i];
+            codec_pool_make(&pool, KVT_DTYPE_F32, d, 1, 16, 1, 0);
+            codec_pool_fill_normal(&pool, seed, 1.0);
+            for (uint32_t t = 0; t < 16; t++)
+                for (uint32_t e = d / 2; e < d; e++)
+                    codec_set(&pool, 0, 0, 0, t, e,
+                              codec_get(&pool, 0, 0, 0, t, e) + 0.7f * (float)(e % 3));
+            double x[16][256], signal = 0, noise = 0;
+            for (uint32_t t = 0; t < 16; t++)
+                for (uint32_t e = 0; e < d; e++)
+                    x[t][e] = codec_get(&pool, 0, 0, 0, t, e);
+            size_t n = kvt_payload_bytes(&pool.layout, 0, level);
+            uint8_t *payload = malloc(n);
+            assert_int_equal(
+                kvt_encode_block(&pool.layout, 0, level, &pool.desc, 0, payload, n, 0, &report), 0);
+            assert_int_equal(kvt_decode_block(&pool.layout, 0, level, payload, n, &pool.desc, 0),
+                             0);
+            for (uint32_t e = 0; e < d; e++) {
+                double mean = 0;
+                for (uint32_t t = 0; t < 16; t++)
+                    mean += x[t][e] / 16;
+                for (uint32_t t = 0; t < 16; t++) {
+                    signal += pow(x[t][e] - mean, 2);
+                    noise += pow(x[t][e] - codec_get(&pool, 0, 0, 0, t, e), 2);
+                }
+            }
+            assert_true(fabs(10 * log10(signal / noise) - report.sqnr_db_min) < 0.05);
+            free(payload);
+            codec_pool_free(&pool);
+        }
+}
+
 /* The quick judgement never passes what the full rule refuses. */
 static void test_guard_bound_is_safe(void **state)
 {
@@ -543,6 +584,7 @@ int main(void)
         cmocka_unit_test(test_guard_names_the_tile),
         cmocka_unit_test(test_guard_sees_ruined_rows),
         cmocka_unit_test(test_guard_rounding_excuse),
+        cmocka_unit_test(test_guard_measures_every_piece),
         cmocka_unit_test(test_guard_bound_is_safe),
     };
     const char *fixed = getenv("KVT_TEST_SEED");
