@@ -9,6 +9,9 @@
  *           waits for it and frees everything. Pool pages are borrowed from kvt_store()/kvt_load()
  *           until the request completes.
  * After kvt_ns_open() and kvt_pool_register() the data path allocates nothing.
+ * Closed:   when the store behind a cache disconnects it (it never does so without a defect, and
+ *           logs it), what is in flight ends with KVT_E_CLOSED, and so do later calls; kvt_close()
+ *           is what is left to do.
  * Fork:     a forked child owns nothing of the cache: its calls return KVT_E_CLOSED or do nothing,
  *           its exit disturbs nothing.
  */

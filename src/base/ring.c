@@ -52,6 +52,7 @@ int kvt_ring_init(struct kvt_ring *ring, void *memory, uint64_t capacity, int ev
         atomic_init(&ring->shared->head, 0);
         atomic_init(&ring->shared->tail, 0);
         atomic_init(&ring->shared->sleeping, 0);
+        atomic_init(&ring->shared->closed, 0);
     } else {
         /* acquire: pairs with the peer's release of its position */
         ring->head = atomic_load_explicit(&ring->shared->head, memory_order_acquire);
@@ -73,18 +74,38 @@ static void ring_event(int fd)
         ;
 }
 
-/* Publish the producer's position; ring the consumer if it announced sleep. */
-static void publish_tail(struct kvt_ring *ring)
+/* Ring the consumer if it announced sleep. */
+static void wake_consumer(struct kvt_ring *ring)
 {
     struct kvt_ring_shared *shared = ring->shared;
 
-    /* seq_cst (and so release): Dekker with kvt_ring_sleep(), which stores sleeping, loads tail */
-    atomic_store_explicit(&shared->tail, ring->tail, memory_order_seq_cst);
     if (atomic_load_explicit(&shared->sleeping, memory_order_seq_cst)) {
         /* one ring per sleep is enough; the consumer's kvt_ring_awake() is the partner */
         if (atomic_exchange_explicit(&shared->sleeping, 0, memory_order_seq_cst))
             ring_event(ring->event_fd);
     }
+}
+
+/* Publish the producer's position. */
+static void publish_tail(struct kvt_ring *ring)
+{
+    /* seq_cst (and so release): Dekker with kvt_ring_sleep(), which stores sleeping, loads tail */
+    atomic_store_explicit(&ring->shared->tail, ring->tail, memory_order_seq_cst);
+    wake_consumer(ring);
+}
+
+void kvt_ring_close(struct kvt_ring *ring)
+{
+    /* seq_cst: the same handshake as publish_tail()'s; acquire: what follows stays behind it and
+     * pairs with kvt_ring_closed() */
+    atomic_exchange_explicit(&ring->shared->closed, 1, memory_order_seq_cst);
+    wake_consumer(ring);
+}
+
+int kvt_ring_closed(struct kvt_ring *ring)
+{
+    /* An add of nothing instead of a load: its release half keeps earlier reads before it. */
+    return atomic_fetch_add_explicit(&ring->shared->closed, 0, memory_order_seq_cst) != 0;
 }
 
 void *kvt_ring_reserve(struct kvt_ring *ring, uint32_t bytes)
@@ -176,9 +197,10 @@ void kvt_ring_pop(struct kvt_ring *ring)
 
 int kvt_ring_sleep(struct kvt_ring *ring)
 {
-    /* seq_cst on both: Dekker with publish_tail() */
+    /* seq_cst on all: Dekker with publish_tail() and kvt_ring_close() */
     atomic_store_explicit(&ring->shared->sleeping, 1, memory_order_seq_cst);
-    if (atomic_load_explicit(&ring->shared->tail, memory_order_seq_cst) == ring->head)
+    if (atomic_load_explicit(&ring->shared->tail, memory_order_seq_cst) == ring->head &&
+        !atomic_load_explicit(&ring->shared->closed, memory_order_seq_cst))
         return 1;
     kvt_ring_awake(ring);
     return 0;

@@ -19,7 +19,8 @@ struct kvt_ring_shared { /* lives in the (shared) mapping, 64-byte aligned, foll
     _Alignas(64) _Atomic uint64_t head; /* consumer position, bytes, monotonic */
     _Alignas(64) _Atomic uint64_t tail; /* producer position */
     _Alignas(64) _Atomic uint32_t sleeping;
-    uint32_t reserved[15];
+    _Atomic uint32_t closed;
+    uint32_t reserved[14];
 };
 
 struct kvt_ring { /* each side's private view */
@@ -54,9 +55,16 @@ void kvt_ring_push(struct kvt_ring *ring, uint32_t bytes);
 int kvt_ring_peek(struct kvt_ring *ring, const void **frame);
 void kvt_ring_pop(struct kvt_ring *ring);
 
+/* Producer: say that nothing in the ring counts any more and that nothing will come. Wakes the
+ * consumer. */
+void kvt_ring_close(struct kvt_ring *ring);
+/* Consumer: whether it has been closed. When it says no, all that this thread has read so far was
+ * read before anything that the producer writes after closing. */
+int kvt_ring_closed(struct kvt_ring *ring);
+
 /* Consumer: announce sleep; returns 1 when it is safe to wait on event_fd, 0 when a frame arrived
- * meanwhile. kvt_ring_awake() ends it; it does not read event_fd (several rings may share one):
- * whoever waits on the fd empties it, before it looks into the rings. */
+ * meanwhile or the ring is closed. kvt_ring_awake() ends it; it does not read event_fd (several
+ * rings may share one): whoever waits on the fd empties it, before it looks into the rings. */
 int kvt_ring_sleep(struct kvt_ring *ring);
 void kvt_ring_awake(struct kvt_ring *ring);
 

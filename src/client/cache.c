@@ -39,6 +39,15 @@ int kvt_cache_enter(struct kvt_cache *cache)
     return KVT_E_CLOSED;
 }
 
+int kvt_cache_enter_live(struct kvt_cache *cache)
+{
+    int rc = kvt_cache_enter(cache);
+    if (rc != 0 || !cache->broken)
+        return rc;
+    pthread_mutex_unlock(&cache->lock);
+    return KVT_E_CLOSED;
+}
+
 /* Reserve the arena: memory is taken as it is touched. A large one starts at a huge page; the
  * address space before and after it stays unused. */
 static int arena_map(struct kvt_cache *cache)

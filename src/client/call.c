@@ -107,7 +107,7 @@ static int call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
     if (ns == NULL || (keys == NULL && n != 0) || !kvt_keys_ok(ns, keys, n))
         return KVT_E_INVAL;
-    int rc = kvt_cache_enter(ns->cache);
+    int rc = kvt_cache_enter_live(ns->cache);
     if (rc == 0) {
         ns->cache->callers++;
         ns->refs++;

@@ -206,7 +206,7 @@ struct kvt_cache {
     pthread_mutex_t lock; /* everything below */
     bool closing, stop_workers, stop_reply;
     bool stuck;          /* a message waits for room in the request ring */
-    bool broken;         /* the reply ring is malformed: nothing more is asked */
+    bool broken;         /* disconnected, or the reply ring is malformed: nothing more is asked */
     uint32_t callers;    /* API calls that may touch the cache after unlocking */
     pthread_cond_t idle; /* callers, refs or active requests went down */
     pthread_cond_t room; /* credits, flights or ring space came back */
@@ -243,8 +243,9 @@ struct kvt_cache {
 };
 
 /* cache.c: take the lock for an API call. 0 with the lock held; KVT_E_CLOSED without (closing, or
- * this is a forked child). */
+ * this is a forked child; _enter_live: or the store has disconnected us). */
 int kvt_cache_enter(struct kvt_cache *cache);
+int kvt_cache_enter_live(struct kvt_cache *cache);
 bool kvt_cache_forked(const struct kvt_cache *cache);
 
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */

@@ -368,8 +368,8 @@ void kvt_engine_reply(struct kvt_cache *cache, const struct kvt_msg *msg)
     }
 }
 
-/* The store is gone: everything that is owed ends with KVT_E_CLOSED. Blocks that workers hold end
- * when the workers are done with them. */
+/* The store is gone, or has disconnected us: everything that is owed ends with KVT_E_CLOSED. Blocks
+ * that workers hold end when the workers are done with them. */
 void kvt_engine_fail_all(struct kvt_cache *cache)
 {
     cache->broken = true;

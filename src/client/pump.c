@@ -359,12 +359,18 @@ static void ask_loads(struct kvt_cache *cache)
 static void drain_broken(struct kvt_cache *cache)
 {
     struct kvt_block *block;
-    for (int kind = 0; kind < 2; kind++)
-        while ((block = kvt_bq_pop(cache, &cache->give_back[kind])) != NULL)
+    for (int kind = 0; kind < 2; kind++) {
+        while ((block = kvt_bq_pop(cache, &cache->give_back[kind])) != NULL) {
+            if (kind == KVT_REQ_STORE)
+                cache->alloc_bytes -= block->record_bytes;
             kvt_engine_block_done(
                 cache, block, block->retry ? KVT_E_CLOSED : cache->statuses[block - cache->blocks]);
-    while ((block = kvt_bq_pop(cache, &cache->coded)) != NULL)
+        }
+    }
+    while ((block = kvt_bq_pop(cache, &cache->coded)) != NULL) {
+        cache->alloc_bytes -= block->record_bytes;
         kvt_engine_block_done(cache, block, KVT_E_CLOSED);
+    }
 }
 
 void kvt_pump(struct kvt_cache *cache)

@@ -34,6 +34,10 @@ static int drain(struct kvt_cache *cache)
     int handled = 0;
     while (handled < BURST && !cache->broken) {
         const void *frame;
+        if (kvt_ring_closed(ring)) { /* grants in it name slots that are not ours any more */
+            kvt_engine_fail_all(cache);
+            break;
+        }
         int bytes = kvt_ring_peek(ring, &frame);
         if (bytes == 0)
             break;
@@ -80,6 +84,7 @@ static void *reply_main(void *arg)
     struct kvt_cache *cache = arg;
     for (;;) {
         pthread_mutex_lock(&cache->lock);
+        bool was_broken = cache->broken;
         int handled = drain(cache);
         if (handled > 0 || cache->stuck || cache->broken)
             kvt_pump(cache);
@@ -87,6 +92,10 @@ static void *reply_main(void *arg)
             pthread_cond_broadcast(&cache->room);
         bool stop = cache->stop_reply, stuck = cache->stuck, broken = cache->broken;
         pthread_mutex_unlock(&cache->lock);
+        /* A store that disconnects us has said so itself. */
+        if (broken && !was_broken && !kvt_ring_closed(&cache->channel.replies))
+            kvt_log(&cache->log, KVT_LOG_ERROR,
+                    "the store sends replies that are malformed: the cache is closed");
         if (stop)
             return NULL;
         if (handled < BURST)

@@ -147,7 +147,7 @@ static int ask_check(const struct ask *ask)
 static int req_take(const struct ask *ask, struct kvt_req **out)
 {
     struct kvt_cache *cache = ask->ns->cache;
-    int rc = kvt_cache_enter(cache);
+    int rc = kvt_cache_enter_live(cache);
     if (rc != 0)
         return rc;
     struct kvt_req *req = TAILQ_FIRST(&cache->free_reqs);

@@ -171,10 +171,12 @@ static struct outcome load_block(struct kvt_cache *cache, const struct kvt_req *
 static void load_outcome(struct kvt_cache *cache, struct kvt_block *block,
                          const struct outcome *out)
 {
+    /* The store takes slots back after it has closed the ring: then the page may be anything. */
+    bool ours = !kvt_ring_closed(&cache->channel.replies);
     cache->counters.load_late += out->late;
     block->retry = 0;
     block->release_status = out->release_status;
-    cache->statuses[block - cache->blocks] = out->status;
+    cache->statuses[block - cache->blocks] = out->status == 0 && !ours ? KVT_E_CLOSED : out->status;
     kvt_engine_move(cache, block, KVT_B_GIVE_BACK);
     kvt_bq_push(cache, &cache->give_back[KVT_REQ_LOAD], block);
 }

@@ -6,7 +6,8 @@
  *
  * A client's place goes FREE -> LIVE (connect) -> LEAVING (disconnect) -> GONE (the thread has let
  * go of it) -> FREE. A client whose reply ring is full, or whose messages are broken, becomes
- * BROKEN: it loses its pins and slots at once, and stays so until it disconnects.
+ * BROKEN: its reply ring is closed, which tells it; it loses its pins and slots, and stays so until
+ * it disconnects.
  * Threads: connect, disconnect and enable from any; everything of the store on the owner's.
  */
 #include "store/owner.h"
@@ -166,6 +167,8 @@ static bool clients_turn(struct kvt_owner *owner)
         if (place == PLACE_BROKEN && client->number) {
             kvt_log(&owner->params.log, KVT_LOG_ERROR,
                     "a client broke the protocol or left no room for replies: disconnected");
+            /* First told, then taken from: a record decoded while the ring was open is good. */
+            kvt_ring_close(&client->replies);
             kvt_store_client_gone(owner->store, client->number);
             client->number = 0;
         }

@@ -319,6 +319,10 @@ static void test_bad_clients(void **state)
     ns = open_ns(&good);
     assert_int_equal(store_block(&good, ns, 1), 0);
     assert_int_equal(load_block(&good, ns, 1, true), 0);
+    /* handled before the good one's messages, and told */
+    assert_int_equal(kvt_ring_closed(&deaf.replies), 1);
+    assert_int_equal(kvt_ring_closed(&mad.replies), 1);
+    assert_int_equal(kvt_ring_closed(&good.replies), 0);
     kvt_owner_disconnect(f.owner, &deaf);
     kvt_owner_disconnect(f.owner, &mad);
     kvt_owner_disconnect(f.owner, &good);

@@ -421,6 +421,34 @@ static void test_attach_refuses_nonsense(void **state)
     teardown(&m);
 }
 
+/* A closed ring wakes whoever sleeps on it, is never slept on again, and still has its frames. */
+static void test_close(void **state)
+{
+    struct pollfd fd;
+    struct mapping m;
+    const void *frame;
+
+    (void)state;
+    setup(&m, CAPACITY);
+    fd = (struct pollfd){.fd = m.fd, .events = POLLIN};
+    assert_non_null(kvt_ring_reserve(&m.producer, 8));
+    kvt_ring_push(&m.producer, 8);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), 8);
+    kvt_ring_pop(&m.consumer);
+    assert_int_equal(kvt_ring_sleep(&m.consumer), 1);
+    assert_int_equal(kvt_ring_closed(&m.consumer), 0);
+    assert_int_equal(poll(&fd, 1, 0), 0);
+    kvt_ring_close(&m.producer);
+    assert_int_equal(poll(&fd, 1, 0), 1);
+    kvt_ring_awake(&m.consumer);
+    assert_int_equal(kvt_ring_closed(&m.consumer), 1);
+    assert_int_equal(kvt_ring_sleep(&m.consumer), 0);
+    assert_int_equal(kvt_ring_peek(&m.consumer, &frame), 0);
+    kvt_ring_close(&m.producer); /* twice is once */
+    assert_int_equal(kvt_ring_closed(&m.consumer), 1);
+    teardown(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -436,6 +464,7 @@ int main(void)
         cmocka_unit_test(test_hostile_consumer),
         cmocka_unit_test(test_malformed_words),
         cmocka_unit_test(test_attach_refuses_nonsense),
+        cmocka_unit_test(test_close),
     };
 
     return cmocka_run_group_tests_name("ring", tests, NULL, NULL);
