@@ -1,11 +1,15 @@
 /* Making room: slots by eviction from DRAM, index entries by giving up the least useful block, and
  * a slow sweep for blocks on disk that no chain reaches any more.
+ *
+ * Policy names the block that leaves. When it is shorter than the record that wants its place, the
+ * blocks beside it go too, the less used side first, if together they make a run that is long
+ * enough: so a long record costs its own length among short ones, wherever the old ones stand.
  * Threads: the store's owner. Every step is bounded. Does not recycle segments: that is the log's.
  */
 #include "store/store_impl.h"
 
-/* One request may push out this many times its own size while it looks for a run that is long
- * enough; beyond it the request is refused rather than the cache emptied. */
+/* One request may push out this many times its own size while the neighbours of what leaves are in
+ * use; beyond it the request is refused rather than the cache emptied. */
 #define EVICT_FACTOR 16u
 #define CLOCK_STEPS 1024u /* entries looked at to free one */
 
@@ -18,6 +22,83 @@ static void evict(struct kvt_store *store, uint32_t slot)
         store->counts.evict_dram_lost++;
     kvt_entry_drop_slot(store, entry, true);
     kvt_entry_settle(store, entry);
+}
+
+/* A row of runs, side by side, that are free or may leave. */
+struct row {
+    uint32_t left, right; /* runs at its ends */
+    uint32_t pages;
+    uint32_t taken; /* of them, those to evict */
+};
+
+/* How unwelcome it is to extend a row over this run. UINT32_MAX: it may not leave. */
+static uint32_t cost_of(const struct kvt_store *store, uint32_t run)
+{
+    const struct kvt_slot *s;
+
+    if (run == KVT_RUN_NONE)
+        return UINT32_MAX;
+    if (store->slots.arena.runs[run].state == KVT_RUN_FREE)
+        return 0;
+    s = kvt_slot_at(&store->slots, run);
+    if (s->queue != KVT_QUEUE_SMALL && s->queue != KVT_QUEUE_MAIN)
+        return UINT32_MAX;
+    return 1u + kvt_index_at(&store->index, s->entry)->freq;
+}
+
+/* The row of at least `pages` around a victim. false: its neighbours cannot leave. */
+static bool row_around(const struct kvt_store *store, uint32_t victim, uint32_t pages,
+                       struct row *row)
+{
+    const struct kvt_run *runs = store->slots.arena.runs;
+
+    *row = (struct row){victim, victim, runs[victim].pages, 1};
+    while (row->pages < pages) {
+        uint32_t left = runs[row->left].prev, right = runs[row->right].next;
+        uint32_t left_cost = cost_of(store, left), right_cost = cost_of(store, right);
+
+        if (left_cost == UINT32_MAX && right_cost == UINT32_MAX)
+            return false;
+        if (left_cost < right_cost)
+            row->left = left;
+        else
+            row->right = right;
+        left = left_cost < right_cost ? left : right;
+        row->pages += runs[left].pages;
+        row->taken += runs[left].state == KVT_RUN_TAKEN;
+    }
+    return true;
+}
+
+static uint32_t next_taken(const struct kvt_store *store, uint32_t run)
+{
+    do
+        run = store->slots.arena.runs[run].next;
+    while (run != KVT_RUN_NONE && store->slots.arena.runs[run].state == KVT_RUN_FREE);
+    return run;
+}
+
+/* Evict a victim, with its neighbours when that makes a run of `pages`. Returns bytes evicted. */
+static uint64_t evict_row(struct kvt_store *store, uint32_t victim, uint32_t pages)
+{
+    uint64_t bytes = 0;
+    struct row row;
+    uint32_t slot = victim;
+
+    if (!row_around(store, victim, pages, &row))
+        row.taken = 1;
+    else if (store->slots.arena.runs[row.left].state == KVT_RUN_TAKEN)
+        slot = row.left;
+    else
+        slot = next_taken(store, row.left);
+    while (row.taken--) {
+        uint32_t next = next_taken(store, slot); /* free runs merge and lose their numbers */
+
+        bytes += kvt_slot_at(&store->slots, slot)->record_bytes;
+        evict(store, slot);
+        slot = next;
+    }
+    return bytes;
 }
 
 static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_slot_state state)
@@ -36,8 +117,7 @@ static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_sl
         victim = kvt_policy_victim(&store->policy);
         if (victim == KVT_SLOT_NONE)
             return victim;
-        evicted += kvt_slot_at(&store->slots, victim)->record_bytes;
-        evict(store, victim);
+        evicted += evict_row(store, victim, bytes / KVT_PAGE_BYTES);
     }
 }
 
