@@ -69,12 +69,12 @@ static void make_line(const struct kvt_codec_kernels *set, int level, int dtype,
     codec_pool_free(&pool);
 }
 
-static char *append_hex(char *to, const char *name, const void *bytes, size_t count)
+static void append_hex(char *line, const char *name, const void *bytes, size_t count)
 {
-    to += sprintf(to, " %s ", name);
-    for (size_t i = 0; i < count; i++)
-        to += sprintf(to, "%02x", ((const uint8_t *)bytes)[i]);
-    return to;
+    size_t at = strlen(line);
+    at += (size_t)snprintf(line + at, LINE_BYTES - at, " %s ", name);
+    for (size_t i = 0; i < count; i++, at += 2)
+        snprintf(line + at, LINE_BYTES - at, "%02x", ((const uint8_t *)bytes)[i]);
 }
 
 /* One tile of K, d = 16, in full: input, payload, output. */
@@ -92,12 +92,12 @@ static void make_example(const struct kvt_codec_kernels *set, int level, char *l
         codec_store(KVT_DTYPE_BF16, &rows[i],
                     (float)(sum - 2 * 0xffff) * 0x1p-14f + (i % 16 % 7 == 3 ? 24.0f : 0.0f));
     }
-    char *end = line + sprintf(line, "example %s bf16 16", kvt_level_name(level));
-    end = append_hex(end, "input", rows, sizeof(rows));
+    snprintf(line, LINE_BYTES, "example %s bf16 16", kvt_level_name(level));
+    append_hex(line, "input", rows, sizeof(rows));
     assert_int_equal(set->encode(&piece, rows, 32, payload, NULL), 0);
-    end = append_hex(end, "payload", payload, piece.bytes);
+    append_hex(line, "payload", payload, piece.bytes);
     set->decode(&piece, payload, rows, 32);
-    append_hex(end, "output", rows, sizeof(rows));
+    append_hex(line, "output", rows, sizeof(rows));
 }
 
 /* Call `take` with each line of the file that the set gives. */
