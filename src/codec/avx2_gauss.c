@@ -15,15 +15,24 @@
 #define ROWS KVT_AVX2_ROWS
 #define WIDTHS KVT_SEARCH_COUNT
 
-struct trials {                                                                   /* eight rows */
-    uint8_t index[WIDTHS][ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* as packed */
-    uint8_t sign[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));          /* bit 7 */
-    __m256i num[WIDTHS][ROWS], den[WIDTHS][ROWS], energy[ROWS];                   /* lane sums */
+struct trials { /* eight rows; bytes and words in packed order */
+    uint8_t index[WIDTHS][ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));
+    uint8_t sign[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));       /* bit 7 */
+    uint8_t byte[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));       /* min(|t|, 255) */
+    uint8_t interval[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));   /* of the byte */
+    uint16_t magnitude[ROWS * KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* |t| */
+    __m256i num[WIDTHS][ROWS], den[WIDTHS][ROWS], energy[ROWS];                /* lane sums */
 };
 
-struct sums {
-    __m256i num[WIDTHS], den[WIDTHS], energy;
-};
+INLINE __m256i load(const void *at)
+{
+    return _mm256_load_si256((const __m256i *)at);
+}
+
+INLINE void store(void *at, __m256i value)
+{
+    _mm256_store_si256((__m256i *)at, value);
+}
 
 INLINE __m256i repeat_lane(const uint8_t *table)
 {
@@ -91,76 +100,89 @@ INLINE __m256i sum_products(__m256i sum, __m256i a, __m256i b)
     return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
 }
 
-/* One run at `at` of the batch. two: the first two vectors are one row's, the others the next
- * one's; factors and sums then have two entries. |t| is far below 2^15: |y| <= sqrt(d) sigma, but
- * for the rounding of subnormal squares. */
-INLINE void try_run(int bits, int want_noise, int two, const float *y, const float *factors,
-                    struct trials *trials, int at, struct sums *sums)
+/* t of one run at `at` of the batch: factor_a for its first two vectors, factor_b for the others.
+ * |t| is far below 2^15: |y| <= sqrt(d) sigma, but for the rounding of subnormal squares. */
+INLINE void round_run(int bits, const float *y, __m256 factor_a, __m256 factor_b,
+                      struct trials *trials, int at)
 {
-    const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
-    __m256 factor_a = _mm256_set1_ps(factors[0]), factor_b = _mm256_set1_ps(factors[two]);
-    struct sums *first = &sums[0], *second = &sums[two];
     __m256i t01 = _mm256_packs_epi32(rounded(y, factor_a), rounded(y + 8, factor_a));
     __m256i t23 = _mm256_packs_epi32(rounded(y + 16, factor_b), rounded(y + 24, factor_b));
     __m256i m01 = _mm256_abs_epi16(t01), m23 = _mm256_abs_epi16(t23);
-    __m256i u = _mm256_packus_epi16(m01, m23), interval = interval_of(bits, u);
-    _mm256_store_si256((__m256i *)(void *)(trials->sign + at), _mm256_packs_epi16(t01, t23));
-    if (want_noise) {
-        first->energy = sum_products(first->energy, m01, m01);
-        second->energy = sum_products(second->energy, m23, m23);
+    __m256i u = _mm256_packus_epi16(m01, m23);
+    store(trials->sign + at, _mm256_packs_epi16(t01, t23));
+    store(trials->magnitude + at, m01);
+    store(trials->magnitude + at + 16, m23);
+    store(trials->byte + at, u);
+    store(trials->interval + at, interval_of(bits, u));
+}
+
+/* Index and levels of one run; adds to num and den, one each, or two when the run has two rows. */
+INLINE void try_run(int bits, int width, int two, struct trials *trials, int at, __m256i *num,
+                    __m256i *den)
+{
+    const __m256i zero = _mm256_setzero_si256(), ones = _mm256_set1_epi16(1);
+    __m256i index = index_of(bits, width, load(trials->byte + at), load(trials->interval + at));
+    __m256i level = _mm256_shuffle_epi8(repeat_lane(bits == 4 ? c4_level : kvt_c5_levels), index);
+    __m256i low = _mm256_unpacklo_epi8(level, zero), high = _mm256_unpackhi_epi8(level, zero);
+    store(trials->index[width] + at, index);
+    num[0] = sum_products(num[0], low, load(trials->magnitude + at));
+    num[two] = sum_products(num[two], high, load(trials->magnitude + at + 16));
+    if (two) {
+        den[0] = sum_products(den[0], low, low);
+        den[1] = sum_products(den[1], high, high);
+    } else {
+        den[0] = sum_products(den[0], _mm256_maddubs_epi16(level, level), ones);
     }
-    KVT_AVX2_UNROLL
-    for (int width = 0; width < WIDTHS; width++) {
-        __m256i index = index_of(bits, width, u, interval);
-        __m256i level =
-            _mm256_shuffle_epi8(repeat_lane(bits == 4 ? c4_level : kvt_c5_levels), index);
-        __m256i low = _mm256_unpacklo_epi8(level, zero), high = _mm256_unpackhi_epi8(level, zero);
-        _mm256_store_si256((__m256i *)(void *)(trials->index[width] + at), index);
-        first->num[width] = sum_products(first->num[width], low, m01);
-        second->num[width] = sum_products(second->num[width], high, m23);
+}
+
+/* One width after another, so that its tables and sums stay in registers. */
+INLINE void try_width(int d, int bits, int width, struct trials *trials)
+{
+    int two = d == 16;
+    for (int row = 0; row < ROWS; row += two ? 2 : 1) {
+        __m256i num[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+        __m256i den[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+        KVT_AVX2_UNROLL
+        for (int at = 0; at < d; at += 32)
+            try_run(bits, width, two, trials, d * row + at, num, den);
+        trials->num[width][row] = num[0];
+        trials->den[width][row] = den[0];
         if (two) {
-            first->den[width] = sum_products(first->den[width], low, low);
-            second->den[width] = sum_products(second->den[width], high, high);
-        } else {
-            first->den[width] =
-                sum_products(first->den[width], _mm256_maddubs_epi16(level, level), ones);
+            trials->num[width][row + 1] = num[1];
+            trials->den[width][row + 1] = den[1];
         }
     }
 }
 
-INLINE void keep_sums(struct trials *trials, int row, const struct sums *sums)
+/* sum t*t of each row. In packed order a row of 16 has its words in one register, too. */
+INLINE void measure_energy(int d, struct trials *trials)
 {
-    KVT_AVX2_UNROLL
-    for (int width = 0; width < WIDTHS; width++) {
-        trials->num[width][row] = sums->num[width];
-        trials->den[width][row] = sums->den[width];
+    for (int row = 0; row < ROWS; row++) {
+        __m256i sum = _mm256_setzero_si256();
+        KVT_AVX2_UNROLL
+        for (int at = 0; at < d; at += 16) {
+            __m256i m = load(trials->magnitude + d * row + at);
+            sum = sum_products(sum, m, m);
+        }
+        trials->energy[row] = sum;
     }
-    trials->energy[row] = sums->energy;
-}
-
-INLINE void clear_sums(struct sums *sums)
-{
-    KVT_AVX2_UNROLL
-    for (int width = 0; width < WIDTHS; width++)
-        sums->num[width] = sums->den[width] = _mm256_setzero_si256();
-    sums->energy = _mm256_setzero_si256();
 }
 
 INLINE void try_rows(int d, int bits, int want_noise, const float *y, const float *factors,
                      struct trials *trials)
 {
-    struct sums sums[2];
     for (int row = 0; row < ROWS; row += d == 16 ? 2 : 1) {
-        clear_sums(&sums[0]);
-        clear_sums(&sums[1]);
+        __m256 factor_a = _mm256_broadcast_ss(&factors[row]);
+        __m256 factor_b = d == 16 ? _mm256_broadcast_ss(&factors[row + 1]) : factor_a;
         KVT_AVX2_UNROLL
         for (int at = 0; at < d; at += 32)
-            try_run(bits, want_noise, d == 16, y + d * row + at, factors + row, trials,
-                    d * row + at, sums);
-        keep_sums(trials, row, &sums[0]);
-        if (d == 16)
-            keep_sums(trials, row + 1, &sums[1]);
+            round_run(bits, y + d * row + at, factor_a, factor_b, trials, d * row + at);
     }
+    try_width(d, bits, 0, trials);
+    try_width(d, bits, 1, trials);
+    try_width(d, bits, 2, trials);
+    if (want_noise)
+        measure_energy(d, trials);
 }
 
 struct choice { /* of eight rows */
@@ -191,19 +213,17 @@ INLINE void gather_codes(int d, int bits, const struct trials *trials, const int
     for (int at = 0; at < ROWS * d; at += 32) {
         int row = at / d;
         const uint8_t *from = trials->index[which[row]] + at;
-        __m256i index = _mm256_load_si256((const __m256i *)(const void *)from);
-        __m256i sign = _mm256_load_si256((const __m256i *)(const void *)(trials->sign + at));
+        __m256i index = load(from);
+        __m256i sign = load(trials->sign + at);
         __m256i mask = _mm256_set1_epi32(live[row]);
         if (d == 16) {
             from = trials->index[which[row + 1]] + at;
-            index = _mm256_blend_epi32(
-                index, _mm256_load_si256((const __m256i *)(const void *)from), 0xcc);
+            index = _mm256_blend_epi32(index, load(from), 0xcc);
             mask = _mm256_blend_epi32(mask, _mm256_set1_epi32(live[row + 1]), 0xcc);
         }
         sign = _mm256_srli_epi16(_mm256_and_si256(sign, top), bits == 4 ? 4 : 3);
         index = _mm256_and_si256(_mm256_or_si256(index, sign), mask);
-        _mm256_store_si256((__m256i *)(void *)(codes + at),
-                           _mm256_permutevar8x32_epi32(index, order));
+        store(codes + at, _mm256_permutevar8x32_epi32(index, order));
     }
 }
 
@@ -247,8 +267,8 @@ INLINE int code_rows(int d, int bits, int want_noise, struct kvt_avx2_batch *bat
     if (want_noise)
         _mm256_store_ps(batch->noise, noise_of(&trials, &best, _mm256_castsi256_ps(scale), factor,
                                                alive, square_sums, inverse_d));
-    _mm256_store_si256((__m256i *)(void *)which, _mm256_castps_si256(best.which));
-    _mm256_store_si256((__m256i *)(void *)live, _mm256_castps_si256(alive));
+    store(which, _mm256_castps_si256(best.which));
+    store(live, _mm256_castps_si256(alive));
     gather_codes(d, bits, &trials, which, live, batch->codes);
     return 0;
 }
