@@ -22,19 +22,30 @@
 
 #define SIGN_HIGH 0x4449d0423ee576b2u /* kvt_sign_bits as two numbers, first bit on top */
 #define SIGN_LOW 0x568f0c4daf5e0c9fu
-#define SIGN(e) ((((e) < 64 ? SIGN_HIGH : SIGN_LOW) >> (63 - (e) % 64)) & 1 ? 0x80000000u : 0u)
-#define SIGN_8(e)                                                                            \
-    {                                                                                        \
-        SIGN(e), SIGN((e) + 2), SIGN((e) + 4), SIGN((e) + 6), SIGN((e) + 8), SIGN((e) + 10), \
-            SIGN((e) + 12), SIGN((e) + 14)                                                   \
+#define SIGN(e) ((((e) < 64 ? SIGN_HIGH : SIGN_LOW) >> (63 - (e) % 64)) & 1 ? 0x8000u : 0u)
+#define SIGN_8(e)                                                                       \
+    SIGN(e), SIGN((e) + 1), SIGN((e) + 2), SIGN((e) + 3), SIGN((e) + 4), SIGN((e) + 5), \
+        SIGN((e) + 6), SIGN((e) + 7)
+#define SIGN_32(e) SIGN_8(e), SIGN_8((e) + 8), SIGN_8((e) + 16), SIGN_8((e) + 24)
+/* Sign bits of the elements, as 16-bit words in the order of memory. */
+static const uint16_t sign_words[KVT_PIECE_DIM_MAX]
+    __attribute__((aligned(32))) = {SIGN_32(0), SIGN_32(32), SIGN_32(64), SIGN_32(96)};
+
+/* A group with the signs of the transform. Words are negated before they are taken apart; for
+ * floats the same words, spread, do it afterwards. */
+INLINE void load_signed_group(int dtype, const char *at, int g, __m256 *even, __m256 *odd)
+{
+    __m256i signs = _mm256_load_si256((const __m256i *)(const void *)(sign_words + 16 * g));
+    if (dtype == KVT_DTYPE_F32) {
+        kvt_avx2_load_group(dtype, at, even, odd);
+        *even = _mm256_xor_ps(*even, _mm256_castsi256_ps(_mm256_slli_epi32(signs, 16)));
+        signs = _mm256_and_si256(signs, _mm256_set1_epi32((int)0xffff0000));
+        *odd = _mm256_xor_ps(*odd, _mm256_castsi256_ps(signs));
+        return;
     }
-#define SIGN_GROUP(e)              \
-    {                              \
-        SIGN_8(e), SIGN_8((e) + 1) \
-    }
-static const uint32_t group_signs[8][2][8] __attribute__((aligned(32))) = {
-    SIGN_GROUP(0),  SIGN_GROUP(16), SIGN_GROUP(32), SIGN_GROUP(48),
-    SIGN_GROUP(64), SIGN_GROUP(80), SIGN_GROUP(96), SIGN_GROUP(112)};
+    __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)at);
+    kvt_avx2_split_words(dtype, _mm256_xor_si256(words, signs), even, odd);
+}
 
 /* Channel c stands at this place of an array in group order, and the other way round. */
 #define PLACE_OF(c) (((c) & ~15) | ((c)&1) << 3 | ((c)&14) >> 1)
@@ -43,8 +54,9 @@ static const uint32_t group_signs[8][2][8] __attribute__((aligned(32))) = {
 /* ---- channel means ---- */
 
 struct means {
-    float all[KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));    /* in group order */
-    float stored[KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* what a decoder adds */
+    float all[KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));     /* in group order */
+    float stored[KVT_PIECE_DIM_MAX] __attribute__((aligned(32)));  /* what a decoder adds */
+    float negated[KVT_PIECE_DIM_MAX] __attribute__((aligned(32))); /* the same with the signs */
 };
 
 /* Tree over the tokens: t with t+8, then t+4, t+2, t+1; depth first, to stay in registers. */
@@ -157,11 +169,13 @@ static void choose_offsets(const struct kvt_piece *piece, struct means *means, u
         largest_slowly(magnitudes, d, count, places);
     memset(at, 0, KVT_OFFSETS_BYTES);
     memset(means->stored, 0, (size_t)d * sizeof(float));
+    memset(means->negated, 0, (size_t)d * sizeof(float));
     for (int k = 0; k < count; k++) {
         uint16_t half = kvt_float_to_bf16(means->all[places[k]]);
         memcpy(at + 2 * k, &half, 2);
         at[16 + k] = (uint8_t)CHANNEL_OF(places[k]);
         means->stored[places[k]] = kvt_bf16_to_float(half);
+        means->negated[places[k]] = kvt_bf16_to_float(half ^ sign_words[at[16 + k]]);
     }
 }
 
@@ -213,13 +227,11 @@ INLINE void transform_groups(int d, int dtype, int has_means, const char *rows, 
             __m256 even, odd;
             if (g * 16 * element % 64 == 0)
                 _mm_prefetch(rows + TOKENS * stride + 16 * element * (size_t)g, _MM_HINT_T0);
-            kvt_avx2_load_group(dtype, rows + 16 * element * (size_t)g, &even, &odd);
+            load_signed_group(dtype, rows + 16 * element * (size_t)g, g, &even, &odd);
             if (has_means) {
-                even = _mm256_sub_ps(even, _mm256_load_ps(means->stored + 16 * g));
-                odd = _mm256_sub_ps(odd, _mm256_load_ps(means->stored + 16 * g + 8));
+                even = _mm256_sub_ps(even, _mm256_load_ps(means->negated + 16 * g));
+                odd = _mm256_sub_ps(odd, _mm256_load_ps(means->negated + 16 * g + 8));
             }
-            even = _mm256_xor_ps(even, _mm256_load_ps((const float *)group_signs[g][0]));
-            odd = _mm256_xor_ps(odd, _mm256_load_ps((const float *)group_signs[g][1]));
             transform_group(&even, &odd);
             _mm256_store_ps(y + 16 * g, even);
             _mm256_store_ps(y + 16 * g + 8, odd);

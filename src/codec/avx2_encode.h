@@ -28,28 +28,34 @@ int kvt_avx2_code_gauss(const struct kvt_piece *piece, struct kvt_avx2_batch *ba
 int kvt_avx2_code_uniform(const struct kvt_piece *piece, struct kvt_avx2_batch *batch,
                           int want_noise);
 
-/* 16 elements as floats, even ones and odd ones: lane i of a register has element 2i, or 2i + 1. */
-KVT_AVX2_INLINE void kvt_avx2_load_group(int dtype, const char *at, __m256 *even, __m256 *odd)
+/* 16 bf16 or f16 words as floats, even ones and odd ones: lane i has element 2i, or 2i + 1. */
+KVT_AVX2_INLINE void kvt_avx2_split_words(int dtype, __m256i w, __m256 *even, __m256 *odd)
 {
     if (dtype == KVT_DTYPE_BF16) {
-        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
         *even = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
         *odd = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000)));
         return;
     }
-    __m256 first, second; /* elements 0-3 and 8-11, 4-7 and 12-15 */
-    if (dtype == KVT_DTYPE_F16) {
-        __m256i w = _mm256_loadu_si256((const __m256i *)(const void *)at);
-        w = _mm256_permute4x64_epi64(w, 0xd8);
-        first = _mm256_cvtph_ps(_mm256_castsi256_si128(w));
-        second = _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1));
-    } else {
-        const float *x = (const float *)(const void *)at;
-        first =
-            _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(x + 8), 1);
-        second = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 4)),
-                                      _mm_loadu_ps(x + 12), 1);
+    w = _mm256_permute4x64_epi64(w, 0xd8);
+    __m256 first = _mm256_cvtph_ps(_mm256_castsi256_si128(w));       /* elements 0-3 and 8-11 */
+    __m256 second = _mm256_cvtph_ps(_mm256_extracti128_si256(w, 1)); /* 4-7 and 12-15 */
+    *even = _mm256_shuffle_ps(first, second, 0x88);
+    *odd = _mm256_shuffle_ps(first, second, 0xdd);
+}
+
+/* The same for 16 elements in memory, of any dtype. */
+KVT_AVX2_INLINE void kvt_avx2_load_group(int dtype, const char *at, __m256 *even, __m256 *odd)
+{
+    if (dtype != KVT_DTYPE_F32) {
+        kvt_avx2_split_words(dtype, _mm256_loadu_si256((const __m256i *)(const void *)at), even,
+                             odd);
+        return;
     }
+    const float *x = (const float *)(const void *)at;
+    __m256 first =
+        _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x)), _mm_loadu_ps(x + 8), 1);
+    __m256 second =
+        _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(x + 4)), _mm_loadu_ps(x + 12), 1);
     *even = _mm256_shuffle_ps(first, second, 0x88);
     *odd = _mm256_shuffle_ps(first, second, 0xdd);
 }
