@@ -111,8 +111,8 @@ static void largest_slowly(const uint32_t *magnitudes, int d, int count, uint8_t
 }
 
 /* The same by ranks among few candidates: the smallest of the eight lane maxima is a bound that at
- * least eight channels reach. Equal magnitudes are left to the slow way (0). d >= 32, count 8. */
-static int largest_by_rank(const uint32_t *magnitudes, int d, uint8_t *places)
+ * least eight channels reach. Equal magnitudes are left to the slow way (0). wanted <= 8. */
+static int largest_by_rank(const uint32_t *magnitudes, int d, int wanted, uint8_t *places)
 {
     uint32_t keys[KVT_PIECE_DIM_MAX + 8] __attribute__((aligned(32)));
     uint8_t at[KVT_PIECE_DIM_MAX + 8];
@@ -143,7 +143,7 @@ static int largest_by_rank(const uint32_t *magnitudes, int d, uint8_t *places)
                 _mm256_cmpgt_epi32(_mm256_load_si256((const __m256i *)(void *)(keys + i)), key);
             rank += __builtin_popcount((uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(above)));
         }
-        if (rank >= 8)
+        if (rank >= wanted)
             continue;
         if (filled & (1u << rank))
             return 0; /* a tie */
@@ -165,7 +165,7 @@ static void choose_offsets(const struct kvt_piece *piece, struct means *means, u
             (__m256i *)(void *)(magnitudes + i),
             _mm256_and_si256(_mm256_load_si256((const __m256i *)(const void *)(means->all + i)),
                              positive));
-    if (count < 8 || !largest_by_rank(magnitudes, d, places))
+    if (!largest_by_rank(magnitudes, d, count, places))
         largest_slowly(magnitudes, d, count, places);
     memset(at, 0, KVT_OFFSETS_BYTES);
     memset(means->stored, 0, (size_t)d * sizeof(float));
