@@ -1,11 +1,12 @@
 /* The store's own structure, shared by its files (store*.c) and by nobody else.
  *
- *   store.c          open, run, close            store_load.c   ACQUIRE, CANCEL, RELEASE, PREFETCH
- *   store_handle.c   checks a message, calls     store_read.c   reads in flight
- *   store_entry.c    entry <-> slot <-> disk     store_write.c  write queue, batches, FLUSH
- *   store_room.c     makes room: evict, reclaim  store_purge.c  PURGE
- *   store_query.c    LOOKUP, TOUCH, PIN, NS_OPEN store_stats.c  STAT, stats file
- *   store_alloc.c    ALLOC, COMMIT, ABORT        store_recover.c, store_check.c
+ *   store.c          open, run, close            store_acquire.c ACQUIRE, CANCEL, RELEASE, PREFETCH
+ *   store_handle.c   checks a message, calls     store_load.c    loads in progress
+ *   store_entry.c    entry <-> slot <-> disk     store_read.c    reads in flight
+ *   store_room.c     makes room: evict, reclaim  store_write.c   write queue, batches
+ *   store_query.c    LOOKUP, TOUCH, PIN, NS_OPEN store_flush.c   FLUSH; store_purge.c PURGE
+ *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
+ *   store_recover.c  roots at open               store_check.c   every invariant
  *
  * Rules
  *  1. An entry's slot is VALID or READING and names the entry back; FILLING slots name the entry,
@@ -272,13 +273,25 @@ void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt
 void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_stat(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 
-/* ---- store_load.c */
+/* ---- store_acquire.c: how loads begin and end */
 __attribute__((warn_unused_result)) int kvt_loads_init(struct kvt_store *store);
 void kvt_loads_destroy(struct kvt_store *store);
-/* Start reads, grant what is ready, end what is late. Returns the next time to run. */
-int64_t kvt_loads_run(struct kvt_store *store);
 void kvt_loads_client_gone(struct kvt_store *store, uint32_t client);
 void kvt_loads_end_all(struct kvt_store *store, int status);
+/* End a load: every key not granted yet gets `status`. silent: nobody is there to hear. */
+void kvt_load_end(struct kvt_store *store, uint32_t number, int32_t status, bool silent);
+/* Out of its list; it has no items left. */
+void kvt_load_free(struct kvt_store *store, uint32_t number);
+/* An item lets go of its slot, whether it waits for the read or holds the record. */
+void kvt_load_item_let_go(struct kvt_store *store, uint32_t item);
+void kvt_load_item_free(struct kvt_store *store, uint32_t item);
+/* slot: KVT_SLOT_NONE with a status. */
+void kvt_grant_send(struct kvt_store *store, uint32_t client, uint64_t cookie, uint32_t index,
+                    int32_t status, uint32_t slot, uint8_t tier);
+
+/* ---- store_load.c */
+/* Start reads, grant what is ready, end what is late. Returns the next time to run. */
+int64_t kvt_loads_run(struct kvt_store *store);
 
 /* ---- store_read.c */
 void kvt_reads_init(struct kvt_store *store);
