@@ -58,7 +58,9 @@ static int start(struct rig *rig)
         .write_queue_bytes = o->write_queue_bytes,
         .pin_bytes_max = o->pin_bytes_max,
         .blocks_max = o->blocks_max,
-        .root_count = rig->io ? 1 : 0,
+        .root_count = rig->second ? 2
+                      : rig->io   ? 1
+                                  : 0,
         .seed = 42,
         .test_collide = o->collide,
         .clock = {.now_ns = rig_now, .ctx = rig},
@@ -66,9 +68,22 @@ static int start(struct rig *rig)
         .reply_ctx = rig,
     };
 
-    params.roots[0].io = rig->io;
-    params.roots[0].cap_bytes = o->disk_cap_bytes;
+    for (uint32_t i = 0; i < params.root_count; i++) {
+        params.roots[i].io = (i == 1) != rig->swap_roots ? rig->second : rig->io;
+        params.roots[i].cap_bytes = o->disk_cap_bytes;
+    }
     return kvt_store_open(&params, &rig->store, NULL);
+}
+
+static struct kvt_io *medium_new(const struct rig_options *options)
+{
+    struct kvt_io *io = NULL;
+
+    assert_int_equal(kvt_io_mem_new(options->disk_real_bytes ? options->disk_real_bytes
+                                                             : options->disk_cap_bytes * 2,
+                                    &io),
+                     0);
+    return io;
 }
 
 /* The medium behind a fault injector. */
@@ -93,11 +108,10 @@ int rig_try_open(struct rig *rig, const struct rig_options *options, struct kvt_
         memset(rig->arena, 0xA5, rig->arena_bytes);
     }
     if (!io && options->disk_cap_bytes)
-        assert_int_equal(kvt_io_mem_new(options->disk_real_bytes ? options->disk_real_bytes
-                                                                 : options->disk_cap_bytes * 2,
-                                        &io),
-                         0);
+        io = medium_new(options);
     rig->io = io ? with_faults(io) : NULL;
+    if (options->two_roots)
+        rig->second = with_faults(medium_new(options));
     return start(rig);
 }
 
@@ -112,6 +126,8 @@ void rig_close(struct rig *rig)
         kvt_store_close(rig->store, 1000000000);
     if (rig->io)
         rig->io->ops->destroy(rig->io);
+    if (rig->second)
+        rig->second->ops->destroy(rig->second);
     rig_forget_replies(rig);
     free(rig->arena);
     memset(rig, 0, sizeof(*rig));
@@ -159,12 +175,14 @@ void rig_reopen(struct rig *rig)
 
 void rig_crash(struct rig *rig)
 {
-    struct kvt_io *after = NULL;
+    struct kvt_io *after = NULL, *second = NULL;
 
     if (rig->io) {
         assert_int_equal(kvt_io_mem_clone(fault_io_inner(rig->io), &after), 0);
         fault_io_hold(rig->io, 0);
     }
+    if (rig->second)
+        assert_int_equal(kvt_io_mem_clone(fault_io_inner(rig->second), &second), 0);
     rig->held_io = false;
     kvt_store_close(rig->store, 0);
     rig->store = NULL;
@@ -173,6 +191,9 @@ void rig_crash(struct rig *rig)
     if (rig->io)
         rig->io->ops->destroy(rig->io);
     rig->io = after ? with_faults(after) : NULL;
+    if (rig->second)
+        rig->second->ops->destroy(rig->second);
+    rig->second = second ? with_faults(second) : NULL;
     if (rig->arena)
         memset(rig->arena, 0xA5, rig->arena_bytes);
     assert_int_equal(start(rig), 0);

@@ -28,12 +28,15 @@ struct rig_options {
     uint64_t pin_bytes_max;
     uint32_t blocks_max;
     int collide;
+    bool two_roots; /* a second one like the first */
 };
 
 struct rig {
     struct rig_options options;
     struct kvt_store *store;
-    struct kvt_io *io; /* a fault injector over the medium; survives reopen */
+    struct kvt_io *io;     /* a fault injector over the medium; survives reopen */
+    struct kvt_io *second; /* of two_roots; rig_hold() holds the first only */
+    bool swap_roots;       /* the next open gives them in the other order */
     uint8_t *arena;
     uint64_t arena_bytes;
     int64_t now_ns;

@@ -1,0 +1,219 @@
+/* A store over two roots.
+ *
+ * Goal:   batches go to both; a root that fails costs its own blocks, as misses, and nothing else;
+ *         after a restart both are recovered, in whatever order they are given, and of two records
+ *         of a key on different roots the newer one is served.
+ * Method: a rig without threads over two memory disks behind fault injectors; every load is
+ *         compared byte for byte, the store's invariants are checked after each step. Which root
+ *         has a block is read from the index.
+ */
+#include "support/store_rig.h"
+
+#include <string.h>
+
+#include "kvtier/error.h"
+#include "store/store_impl.h"
+#include "support/fault_io.h"
+
+static const uint32_t pages[7] = {0, 0, 4, 0, 0, 8, 16};
+enum { KV4 = 2, KV8 = 5, RAW = 6, BLOCKS = 64 };
+
+static void open_two(struct rig *rig, uint32_t *ns)
+{
+    struct rig_options options = rig_defaults();
+
+    options.cache_bytes = 16 * 4 * 4096; /* a quarter of the blocks: the others come from disk */
+    options.disk_cap_bytes = 32u << 20;
+    options.two_roots = true;
+    rig_open(rig, &options, NULL);
+    *ns = rig_ns(rig, 1, pages);
+}
+
+/* One block a chain, each flushed, so that each is a batch of its own. Returns those stored. */
+static uint32_t put_each(struct rig *rig, uint32_t ns, uint64_t first, uint32_t n, uint8_t map)
+{
+    uint32_t stored = 0;
+
+    for (uint64_t number = first; number < first + n; number++) {
+        stored += rig_put(rig, ns, &number, 1, 0, map, true, NULL);
+        (void)rig_flush(rig);
+        rig_forget_replies(rig);
+    }
+    return stored;
+}
+
+static uint32_t get_each(struct rig *rig, uint32_t ns, uint64_t first, uint32_t n, uint8_t min)
+{
+    uint32_t got = 0;
+
+    for (uint64_t number = first; number < first + n; number++) {
+        got += rig_get(rig, ns, &number, 1, min, NULL, NULL);
+        rig_forget_replies(rig);
+    }
+    return got;
+}
+
+static void count_roots(const struct rig *rig, uint32_t on[2])
+{
+    const struct kvt_index *index = &rig->store->index;
+
+    on[0] = on[1] = 0;
+    for (uint32_t i = 0; i < index->touched; i++) {
+        const struct kvt_index_entry *e = kvt_index_at(index, i);
+
+        if (e->used && e->on_disk) {
+            assert_true(e->root < 2);
+            on[e->root]++;
+        }
+    }
+}
+
+static void test_striped(void **state)
+{
+    struct rig rig;
+    uint32_t ns, on[2];
+
+    (void)state;
+    open_two(&rig, &ns);
+    assert_int_equal(put_each(&rig, ns, 1, BLOCKS, KV4), BLOCKS);
+    count_roots(&rig, on);
+    printf("           %u and %u of %u blocks\n", on[0], on[1], BLOCKS);
+    assert_int_equal(on[0] + on[1], BLOCKS);
+    assert_true(on[0] >= BLOCKS / 4 && on[1] >= BLOCKS / 4);
+    assert_int_equal(get_each(&rig, ns, 1, BLOCKS, 0), BLOCKS);
+    assert_true(rig_stats(&rig).load_granted_disk >= BLOCKS / 2);
+    rig_close(&rig);
+}
+
+static void test_recovered(void **state)
+{
+    struct rig rig;
+    uint32_t ns, on[2], after[2];
+
+    (void)state;
+    open_two(&rig, &ns);
+    assert_int_equal(put_each(&rig, ns, 1, BLOCKS, KV4), BLOCKS);
+    count_roots(&rig, on);
+    rig_crash(&rig);
+    count_roots(&rig, after);
+    assert_memory_equal(after, on, sizeof(on));
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(get_each(&rig, ns, 1, BLOCKS, 0), BLOCKS);
+    rig.swap_roots = true;
+    rig_reopen(&rig);
+    count_roots(&rig, after);
+    assert_int_equal(after[0], on[1]);
+    assert_int_equal(after[1], on[0]);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(get_each(&rig, ns, 1, BLOCKS, 0), BLOCKS);
+    assert_int_equal(put_each(&rig, ns, 1000, BLOCKS, KV4), BLOCKS); /* and goes on */
+    assert_int_equal(get_each(&rig, ns, 1000, BLOCKS, 0), BLOCKS);
+    rig_close(&rig);
+}
+
+/* A drive disappears: its blocks are misses, the others are served, new ones are stored, and what
+ * was flushed comes back with the drive. */
+static void test_one_fails(void **state)
+{
+    struct kvt_store_stats stats;
+    struct rig rig;
+    uint32_t ns, on[2], got, stored;
+
+    (void)state;
+    open_two(&rig, &ns);
+    assert_int_equal(put_each(&rig, ns, 1, BLOCKS, KV4), BLOCKS);
+    assert_int_equal(put_each(&rig, ns, 500, 16, KV4), 16); /* push the first ones out of DRAM */
+    count_roots(&rig, on);
+    fault_io_pull_the_plug(rig.second);
+    got = get_each(&rig, ns, 1, BLOCKS, 0);
+    stats = rig_stats(&rig);
+    printf("           %u of %u after the failure, %llu reads failed\n", got, BLOCKS,
+           (unsigned long long)stats.read_fail);
+    assert_true(got >= BLOCKS / 4 && got < BLOCKS);
+    assert_true(stats.read_fail > 0);
+    assert_int_equal(get_each(&rig, ns, 1, BLOCKS, 0), got); /* nothing more is lost */
+    for (unsigned round = 0; round < 3; round++) {
+        stored = put_each(&rig, ns, 2000 + 100 * round, 32, KV4);
+        printf("           %u of 32 new ones stored, %u in reach\n", stored,
+               get_each(&rig, ns, 2000 + 100 * round, 32, 0));
+        assert_int_equal(stored, 32); /* in DRAM, and on disk with luck */
+        rig_advance(&rig, 20000000000);
+    }
+    assert_true(rig_stats(&rig).write_fail > 0);
+    assert_int_equal(rig_stats(&rig).dram_pins, 0);
+    rig_crash(&rig); /* with the drive back */
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(get_each(&rig, ns, 1, BLOCKS, 0), BLOCKS);
+    rig_close(&rig);
+}
+
+/* A root that cannot be opened is named, so that the caller can go on without it. */
+static void test_open_names_the_bad_root(void **state)
+{
+    struct rig_options options = rig_defaults();
+    struct kvt_store_params params;
+    struct kvt_store *store = NULL;
+    uint32_t bad = 77;
+    struct rig rig;
+    uint32_t ns;
+
+    (void)state;
+    options.two_roots = true;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(put_each(&rig, ns, 1, 8, KV4), 8);
+    params = rig.store->params;
+    kvt_store_close(rig.store, 1000000000);
+    rig.store = NULL;
+    fault_io_pull_the_plug(rig.second);
+    assert_true(kvt_store_open(&params, &store, &bad) < 0);
+    assert_int_equal(bad, 1);
+    assert_null(store);
+    params.root_count = 1;
+    assert_int_equal(kvt_store_open(&params, &rig.store, &bad), 0);
+    rig_settle(&rig);
+    ns = rig_ns(&rig, 1, pages);
+    uint32_t got = get_each(&rig, ns, 1, 8, 0);
+    assert_true(got >= 2 && got <= 6);
+    rig_close(&rig);
+}
+
+/* A key stored again at a higher level lands on the other root; after a crash the newer record is
+ * the one that counts, whichever root is read first. */
+static void test_newer_of_two_roots(void **state)
+{
+    struct rig rig;
+    uint32_t ns, on[2];
+
+    (void)state;
+    for (int swapped = 0; swapped < 2; swapped++) {
+        uint32_t low = 0;
+
+        open_two(&rig, &ns);
+        for (uint64_t number = 1; number <= 16; number++) {
+            assert_int_equal(put_each(&rig, ns, number, 1, KV4), 1);
+            count_roots(&rig, on);
+            low += on[0];
+            assert_int_equal(put_each(&rig, ns, number, 1, KV8), 1);
+        }
+        rig.swap_roots = swapped;
+        rig_crash(&rig);
+        ns = rig_ns(&rig, 1, pages);
+        assert_int_equal(get_each(&rig, ns, 1, 16, KV8), 16);
+        assert_true(low > 0);
+        rig_close(&rig);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_striped),
+        cmocka_unit_test(test_recovered),
+        cmocka_unit_test(test_one_fails),
+        cmocka_unit_test(test_open_names_the_bad_root),
+        cmocka_unit_test(test_newer_of_two_roots),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
