@@ -177,12 +177,15 @@ static char folded(char c)
 static const char *nearest_unit(const char *text, const struct unit *units, size_t count)
 {
     const char *best = NULL;
-    unsigned best_cost = 4; /* a unit is three letters at most: two edits are another word */
+    /* A unit is three letters at most: two edits, or another first letter (EiB), make another. */
+    unsigned best_cost = 3;
 
-    if (!text)
-        return NULL;
+    if (!text || !is_digit(*text))
+        return NULL; /* it is the number that is wrong */
     while (is_digit(*text) || *text == '.' || *text == '-' || *text == ' ')
         text++;
+    if (!*text)
+        return NULL;
     for (size_t i = 0; i < count; i++) {
         /* the first letter is rarely the one that is wrong */
         unsigned cost = 2 * kvt_edit_distance(text, units[i].name) +

@@ -243,7 +243,10 @@ static int add_disk(struct kvt_config *config, const char *value)
         return refuse(config, KVT_E_CONFIG_VALUE,
                       "disk: \"%.200s\" is not of the form \"/path:SIZE\", or too long", value);
     int rc = kvt_parse_size(colon + 1, &cap);
-    if (rc != 0 || cap == 0) {
+    if (rc == 0 && cap == 0)
+        return refuse(config, KVT_E_CONFIG_VALUE,
+                      "disk: the size in \"%.200s\" is too small: give it 8MiB or more", value);
+    if (rc != 0) {
         const char *unit = kvt_nearest_size_unit(colon + 1);
         return refuse(config, KVT_E_CONFIG_VALUE,
                       "disk: \"%.64s\" after the last ':' of \"%.200s\" is not a size%s%s%s: write "

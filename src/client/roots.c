@@ -56,8 +56,9 @@ static void describe(const struct kvt_root_state *root, int code, int64_t owner_
             path);
         break;
     case KVT_E_TOO_SMALL:
-        SAY("disk root %.250s: a cap of %" PRIu64 " MiB is too small: give it 8MiB or more", path,
-            root->cap_bytes >> 20);
+        SAY("disk root %.250s: a cap of %" PRIu64 " %s is too small: give it 8MiB or more", path,
+            root->cap_bytes >= 1u << 20 ? root->cap_bytes >> 20 : root->cap_bytes,
+            root->cap_bytes >= 1u << 20 ? "MiB" : "bytes");
         break;
     case -ENOENT:
         SAY("disk root %.250s: its parent directory does not exist: create it first", path);

@@ -174,7 +174,9 @@ static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
         {"disk", ":1GiB", KVT_E_CONFIG_VALUE, {"disk", "/path:SIZE"}},
         {"disk", "/a:", KVT_E_CONFIG_VALUE, {"disk", "size"}},
         {"disk", "/a:1gib", KVT_E_CONFIG_VALUE, {"disk", "GiB"}},
-        {"disk", "/a:0", KVT_E_CONFIG_VALUE, {"disk", "size"}},
+        {"disk", "/a:0", KVT_E_CONFIG_VALUE, {"disk", "size", "too small"}},
+        {"disk", "/a:-1", KVT_E_CONFIG_VALUE, {"disk", "is not a size: write"}},
+        {"dram", "-1", KVT_E_CONFIG_VALUE, {"dram", "is not a size: a number"}},
         {"disk", "", KVT_E_CONFIG_VALUE, {"disk"}},
     };
     (void)state;

@@ -295,6 +295,12 @@ static void test_nearest(void **state)
     assert_string_equal(kvt_nearest_size_unit("12 MiB"), "MiB");
     assert_null(kvt_nearest_size_unit("12 parsec"));
     assert_null(kvt_nearest_size_unit(NULL));
+    /* nothing to do with the unit, or another one */
+    assert_null(kvt_nearest_size_unit("-1"));
+    assert_null(kvt_nearest_size_unit(""));
+    assert_null(kvt_nearest_size_unit("0"));
+    assert_null(kvt_nearest_size_unit("-1GiB"));
+    assert_null(kvt_nearest_size_unit("16EiB"));
     assert_string_equal(kvt_nearest_duration_unit("3S"), "s");
     assert_string_equal(kvt_nearest_duration_unit("3mins"), "min");
     assert_null(kvt_nearest_duration_unit("3 fortnights"));
