@@ -1,0 +1,177 @@
+/* The table of namespaces.
+ *
+ * Goal:   an id has one number; a map has one record length, whoever says it first; a number given
+ *         out by open stays; the table is bounded, and room is made only of what was never opened
+ *         and holds nothing.
+ * Method: against a plain list; ids that share their home cell, so that probing and rebuilding are
+ *         used; the table filled to its last place.
+ */
+#include "store/namespaces.h"
+
+#include "support/store_help.h"
+
+#include <string.h>
+
+#include "kvtier/error.h"
+
+static struct kvt_namespaces spaces;
+
+static int setup(void **state)
+{
+    (void)state;
+    return kvt_namespaces_init(&spaces);
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    kvt_namespaces_destroy(&spaces);
+    return 0;
+}
+
+/* The first four bytes choose the cell: `home` may be shared by many ids. */
+static const uint8_t *id_of(uint32_t home, uint32_t number)
+{
+    static uint8_t id[KVT_NS_BYTES];
+
+    memset(id, 0, sizeof(id));
+    memcpy(id, &home, 4);
+    memcpy(id + 8, &number, 4);
+    return id;
+}
+
+static struct kvt_msg_ns_open open_of(uint32_t number)
+{
+    struct kvt_msg_ns_open open = {.block_tokens = 16, .group_count = 1};
+
+    memcpy(open.id, id_of(number, number), sizeof(open.id));
+    open.record_bytes[2] = 2 * KVT_PAGE_BYTES;
+    open.record_bytes[6] = 8 * KVT_PAGE_BYTES;
+    return open;
+}
+
+static void test_one_number_each(void **state)
+{
+    (void)state;
+    for (uint32_t i = 0; i < 300; i++)
+        assert_int_equal(kvt_namespaces_find(&spaces, id_of(i % 3, i)), KVT_NS_NONE);
+    for (uint32_t i = 0; i < 300; i++)
+        assert_int_equal(kvt_namespaces_add(&spaces, id_of(i % 3, i)), i);
+    for (uint32_t i = 0; i < 300; i++) {
+        assert_int_equal(kvt_namespaces_find(&spaces, id_of(i % 3, i)), i);
+        assert_int_equal(kvt_namespaces_add(&spaces, id_of(i % 3, i)), i);
+        assert_memory_equal(kvt_namespace_at(&spaces, i)->id, id_of(i % 3, i), KVT_NS_BYTES);
+    }
+    assert_int_equal(spaces.used, 300);
+}
+
+static void test_open_fixes_lengths(void **state)
+{
+    struct kvt_msg_ns_open open = open_of(7);
+
+    (void)state;
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), 0);
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), 0); /* again: the same */
+    assert_int_equal(kvt_namespace_record_bytes(&spaces, 0, 2), 2 * KVT_PAGE_BYTES);
+    assert_int_equal(kvt_namespace_record_bytes(&spaces, 0, 5), 0);
+    open.record_bytes[2] = 3 * KVT_PAGE_BYTES;
+    open.record_bytes[5] = 4 * KVT_PAGE_BYTES;
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LAYOUT);
+    assert_int_equal(kvt_namespace_record_bytes(&spaces, 0, 5), 0); /* nothing was taken over */
+    open.record_bytes[2] = 0;                                       /* says nothing: no conflict */
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), 0);
+    assert_int_equal(kvt_namespace_record_bytes(&spaces, 0, 5), 4 * KVT_PAGE_BYTES);
+    open.block_tokens = 32;
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LAYOUT);
+}
+
+static void test_open_refuses_nonsense(void **state)
+{
+    const struct kvt_msg_ns_open good = open_of(1);
+    struct kvt_msg_ns_open open;
+
+    (void)state;
+#define REFUSED(change)                                                     \
+    do {                                                                    \
+        open = good;                                                        \
+        change;                                                             \
+        assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_INVAL); \
+    } while (0)
+    REFUSED(open.group_count = 0);
+    REFUSED(open.group_count = 2);
+    REFUSED(open.block_tokens = 0);
+    REFUSED(open.block_tokens = KVT_BLOCK_TOKENS_MAX + 1);
+    REFUSED(open.record_bytes[0] = KVT_PAGE_BYTES);
+    REFUSED(open.record_bytes[7] = KVT_PAGE_BYTES);
+    REFUSED(open.record_bytes[2] = KVT_PAGE_BYTES + 1);
+    REFUSED(open.record_bytes[2] = KVT_RECORD_BYTES_MAX + KVT_PAGE_BYTES);
+    REFUSED(memset(open.record_bytes, 0, sizeof(open.record_bytes)));
+#undef REFUSED
+    assert_int_equal(spaces.used, 0);
+    open = good;
+    memset(open.label, 'x', sizeof(open.label));
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), 0);
+    assert_int_equal(strlen(kvt_namespace_at(&spaces, 0)->label), sizeof(open.label) - 1);
+}
+
+static void test_disk_and_open_agree(void **state)
+{
+    struct kvt_msg_ns_open open = open_of(1);
+    uint32_t ns = kvt_namespaces_add(&spaces, open.id);
+
+    (void)state;
+    assert_true(kvt_namespaces_learn(&spaces, ns, 2, 3)); /* a record on disk says it first */
+    assert_true(kvt_namespaces_learn(&spaces, ns, 2, 3));
+    assert_false(kvt_namespaces_learn(&spaces, ns, 2, 2));
+    assert_false(kvt_namespaces_learn(&spaces, ns, KVT_NS_MAPS, 3));
+    assert_false(kvt_namespaces_learn(&spaces, ns, 3, 0));
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LAYOUT);
+    assert_false(kvt_namespace_at(&spaces, ns)->opened);
+    open.record_bytes[2] = 3 * KVT_PAGE_BYTES;
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), (long)ns);
+}
+
+static void test_full_table(void **state)
+{
+    struct kvt_msg_ns_open open;
+    uint32_t number;
+
+    (void)state;
+    for (uint32_t i = 0; i < KVT_NAMESPACES_MAX; i++) {
+        open = open_of(i);
+        assert_int_equal(kvt_namespaces_open(&spaces, &open), (long)i);
+    }
+    open = open_of(KVT_NAMESPACES_MAX);
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LIMIT);
+    assert_int_equal(kvt_namespaces_add(&spaces, open.id), KVT_NS_NONE);
+    /* what was opened stays, and so does what holds a block or is being purged */
+    for (uint32_t i = 100; i < 103; i++)
+        kvt_namespace_at(&spaces, i)->opened = 0;
+    kvt_namespace_at(&spaces, 100)->blocks = 1;
+    kvt_namespace_at(&spaces, 101)->purging = 1;
+    number = kvt_namespaces_add(&spaces, open.id);
+    assert_int_equal(number, 102);
+    assert_int_equal(kvt_namespace_at(&spaces, 102)->record_pages[2], 0); /* a new life */
+    assert_int_equal(kvt_namespaces_find(&spaces, id_of(102, 102)), KVT_NS_NONE);
+    for (uint32_t i = 0; i < KVT_NAMESPACES_MAX; i++)
+        if (i != 102)
+            assert_int_equal(kvt_namespaces_find(&spaces, id_of(i, i)), i);
+    assert_int_equal(kvt_namespaces_find(&spaces, open.id), 102);
+    assert_int_equal(spaces.used, KVT_NAMESPACES_MAX);
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), 102);
+    open = open_of(KVT_NAMESPACES_MAX + 1);
+    assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LIMIT);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_one_number_each, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_open_fixes_lengths, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_open_refuses_nonsense, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_disk_and_open_agree, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_full_table, setup, teardown),
+    };
+
+    return cmocka_run_group_tests_name("namespaces", tests, NULL, NULL);
+}
