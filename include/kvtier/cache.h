@@ -163,7 +163,10 @@ long kvt_pin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 long kvt_unpin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 
 /* Remove blocks for good, from every tier; keys NULL: the whole namespace. After return no get,
- * now or after a restart, finds them. Returns blocks removed, or an error. Blocks. */
+ * now or after a restart, finds them. Blocks that continue a purged one become unreachable (a
+ * prefix ends at its first absent block): they are not counted as removed, and may be dropped at
+ * any time, at the latest when the store is next opened ("disk.orphans"). They are not gone for
+ * good, though: name them too for that. Returns blocks removed, or an error. Blocks. */
 long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 
 /* Write what is queued and sync it to the drive. After 0, every block committed before the call is
