@@ -123,6 +123,8 @@ static int set_size(const char *command, const struct kvt_cli_option *option, co
         kvt_cli_error(command, "--%s: %s is outside %s..%s", option->name, value,
                       kvt_human_bytes((uint64_t)option->min, low),
                       kvt_human_bytes(option->max ? (uint64_t)option->max : UINT64_MAX, high));
+    else if (value[0] == '-')
+        kvt_cli_error(command, "--%s: '%s' is not a size: it is negative", option->name, value);
     else if ((unit = kvt_nearest_size_unit(value)))
         kvt_cli_error(command, "--%s: '%s' is not a size; did you mean the unit '%s'?",
                       option->name, value, unit);
@@ -161,6 +163,11 @@ static int take_option(const char *command, const struct kvt_cli_option *options
         value = argv[++*at];
     }
     if (option->text) {
+        if (!value[0] && option->metavar &&
+            (!strcmp(option->metavar, "DIR") || !strcmp(option->metavar, "FILE"))) {
+            kvt_cli_error(command, "--%s needs a path, and '' is none", option->name);
+            return KVT_EXIT_USAGE;
+        }
         *option->text = value;
         return 0;
     }
@@ -196,6 +203,10 @@ int kvt_cli_parse(const char *command, const char *usage, const struct kvt_cli_o
         if (words == positional_max) {
             kvt_cli_error(command, "unexpected word '%s'; usage: kvtier %s %s", argv[i], command,
                           usage);
+            return KVT_EXIT_USAGE;
+        }
+        if (!argv[i][0]) {
+            kvt_cli_error(command, "an empty word ''; usage: kvtier %s %s", command, usage);
             return KVT_EXIT_USAGE;
         }
         positional[words++] = argv[i];

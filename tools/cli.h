@@ -19,7 +19,7 @@ struct kvt_command {
 /* One option of a subcommand. Exactly one of flag, text, number, size is set. */
 struct kvt_cli_option {
     const char *name;    /* without dashes; "--name value" and "--name=value" are taken */
-    const char *metavar; /* shown in help: "DIR", "N", "SIZE" */
+    const char *metavar; /* in help: "DIR", "N", "SIZE"; DIR and FILE are never empty */
     const char *help;
     int *flag;         /* set to 1 when given */
     const char **text; /* borrowed from argv */

@@ -69,10 +69,27 @@ static int print_family(const char *word)
     return found;
 }
 
+/* The second words of the commands that begin with word, "a, b"; returns how many. */
+static int list_family(const char *word, char *text, size_t room)
+{
+    size_t len = strlen(word), used = 0;
+    int found = 0;
+
+    text[0] = '\0';
+    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++) {
+        if (strncmp(commands[i].name, word, len) != 0 || commands[i].name[len] != ' ')
+            continue;
+        int n = snprintf(text + used, room - used, "%s%s", found++ ? ", " : "",
+                         commands[i].name + len + 1);
+        used = n > 0 && used + (size_t)n < room ? used + (size_t)n : room - 1;
+    }
+    return found;
+}
+
 static int unknown_command(int argc, char **argv)
 {
     const char *names[KVT_ARRAY_LEN(commands)];
-    char words[128];
+    char words[128], members[256];
 
     for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++)
         names[i] = commands[i].name;
@@ -84,7 +101,9 @@ static int unknown_command(int argc, char **argv)
         if (both && strchr(both, ' '))
             near = both;
     }
-    if (near)
+    if (argc > 2 && list_family(argv[1], members, sizeof(members)) && !(near && strchr(near, ' ')))
+        kvt_cli_error("", "'%s' knows no '%s'; one of: %s", argv[1], argv[2], members);
+    else if (near)
         kvt_cli_error("", "unknown command '%s'; did you mean '%s'?", argv[1], near);
     else
         kvt_cli_error("", "unknown command '%s'; see 'kvtier --help'", argv[1]);

@@ -140,6 +140,9 @@ static int set_size(struct kvt_config *config, const struct option *option, cons
     uint64_t bytes;
     char low[32], high[32];
     int rc = kvt_parse_size(value, &bytes);
+    if (rc == KVT_E_CONFIG_VALUE && value[0] == '-')
+        return refuse(config, rc, "%s: \"%.64s\" is negative: a size is 0 or more", option->key,
+                      value);
     if (rc == KVT_E_CONFIG_VALUE) {
         const char *unit = kvt_nearest_size_unit(value);
         return refuse(config, rc,
@@ -234,6 +237,28 @@ static void forget_disks(struct kvt_settings *settings)
     settings->disk_count = 0;
 }
 
+/* The cap behind the last ':' of a disk's value. */
+static int set_cap(struct kvt_config *config, const char *value, const char *text, uint64_t *cap)
+{
+    int rc = kvt_parse_size(text, cap);
+    if (rc == 0 && *cap != 0)
+        return 0;
+    const char *unit = kvt_nearest_size_unit(text);
+    if (rc == 0)
+        return refuse(config, KVT_E_CONFIG_VALUE,
+                      "disk: the size of \"%.200s\" is too small: give it 8MiB or more", value);
+    if (rc == KVT_E_LIMIT)
+        return refuse(config, KVT_E_CONFIG_VALUE, "disk: the size of \"%.200s\" is too large",
+                      value);
+    if (text[0] == '-')
+        return refuse(config, KVT_E_CONFIG_VALUE, "disk: the size of \"%.200s\" is negative",
+                      value);
+    return refuse(config, KVT_E_CONFIG_VALUE,
+                  "disk: \"%.64s\" after the last ':' of \"%.200s\" is not a size%s%s%s: write "
+                  "\"/path:100GiB\"",
+                  text, value, unit ? " (did you mean " : "", unit ? unit : "", unit ? "?)" : "");
+}
+
 static int add_disk(struct kvt_config *config, const char *value)
 {
     struct kvt_settings *settings = &config->settings;
@@ -242,18 +267,9 @@ static int add_disk(struct kvt_config *config, const char *value)
     if (colon == NULL || colon == value || strlen(value) >= PATH_MAX)
         return refuse(config, KVT_E_CONFIG_VALUE,
                       "disk: \"%.200s\" is not of the form \"/path:SIZE\", or too long", value);
-    int rc = kvt_parse_size(colon + 1, &cap);
-    if (rc == 0 && cap == 0)
-        return refuse(config, KVT_E_CONFIG_VALUE,
-                      "disk: the size in \"%.200s\" is too small: give it 8MiB or more", value);
-    if (rc != 0) {
-        const char *unit = kvt_nearest_size_unit(colon + 1);
-        return refuse(config, KVT_E_CONFIG_VALUE,
-                      "disk: \"%.64s\" after the last ':' of \"%.200s\" is not a size%s%s%s: write "
-                      "\"/path:100GiB\"",
-                      colon + 1, value, unit ? " (did you mean " : "", unit ? unit : "",
-                      unit ? "?)" : "");
-    }
+    int rc = set_cap(config, value, colon + 1, &cap);
+    if (rc != 0)
+        return rc;
     size_t len = (size_t)(colon - value);
     while (len > 1 && value[len - 1] == '/')
         len--;

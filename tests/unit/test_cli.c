@@ -22,7 +22,7 @@
 
 static struct {
     int flag, json;
-    const char *text;
+    const char *text, *word;
     int64_t number;
     uint64_t size;
 } given;
@@ -31,6 +31,7 @@ static const struct kvt_cli_option options[] = {
     {.name = "flag", .help = "a flag", .flag = &given.flag},
     {.name = "json", .help = "JSON", .flag = &given.json},
     {.name = "text", .metavar = "DIR", .help = "a text", .text = &given.text},
+    {.name = "word", .metavar = "K=V", .help = "a word", .text = &given.word},
     {.name = "number",
      .metavar = "N",
      .help = "a number",
@@ -120,8 +121,8 @@ static void test_both_spellings_agree(void **state)
     assert_int_equal(PARSE(0, 0, "--text", "--json"), 0); /* a value may look like an option */
     assert_string_equal(given.text, "--json");
     assert_int_equal(given.json, 0);
-    assert_int_equal(PARSE(0, 0, "--text="), 0);
-    assert_string_equal(given.text, "");
+    assert_int_equal(PARSE(0, 0, "--word="), 0); /* only a path is never empty */
+    assert_string_equal(given.word, "");
     assert_int_equal(PARSE(0, 0, "--text=a=b"), 0);
     assert_string_equal(given.text, "a=b");
     assert_int_equal(PARSE(0, 0, "--number", "1", "--number=2"), 0); /* the last one wins */
@@ -182,7 +183,11 @@ static void test_refused(void **state)
         {{"--size", "4"}, "--size: 4 is outside 1.0 KiB..1.0 GiB"},
         {{"--size", "2GiB"}, "--size: 2GiB is outside 1.0 KiB..1.0 GiB"},
         {{"--size", "large"}, "--size: 'large' is not a size"},
-        {{"--size", "-4KiB"}, "--size: '-4KiB' is not a size"},
+        {{"--size", "-4KiB"}, "--size: '-4KiB' is not a size: it is negative"},
+        {{"--size", "-1"}, "--size: '-1' is not a size: it is negative"},
+        {{"--size", "1EiB"}, "--size: '1EiB' is not a size; write it like"},
+        {{"--text", ""}, "--text needs a path"},
+        {{"--text="}, "--text needs a path"},
     };
 
     (void)state;

@@ -174,9 +174,11 @@ static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
         {"disk", ":1GiB", KVT_E_CONFIG_VALUE, {"disk", "/path:SIZE"}},
         {"disk", "/a:", KVT_E_CONFIG_VALUE, {"disk", "size"}},
         {"disk", "/a:1gib", KVT_E_CONFIG_VALUE, {"disk", "GiB"}},
-        {"disk", "/a:0", KVT_E_CONFIG_VALUE, {"disk", "size", "too small"}},
-        {"disk", "/a:-1", KVT_E_CONFIG_VALUE, {"disk", "is not a size: write"}},
-        {"dram", "-1", KVT_E_CONFIG_VALUE, {"dram", "is not a size: a number"}},
+        {"disk", "/a:0", KVT_E_CONFIG_VALUE, {"disk", "too small", "8MiB"}},
+        {"disk", "/a:-1", KVT_E_CONFIG_VALUE, {"disk", "negative"}},
+        {"disk", "/a:99999999TiB", KVT_E_CONFIG_VALUE, {"disk", "too large"}},
+        {"dram", "-1", KVT_E_CONFIG_VALUE, {"dram", "\"-1\" is negative"}},
+        {"dram", "-4KiB", KVT_E_CONFIG_VALUE, {"dram", "negative"}},
         {"disk", "", KVT_E_CONFIG_VALUE, {"disk"}},
     };
     (void)state;

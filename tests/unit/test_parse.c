@@ -301,6 +301,7 @@ static void test_nearest(void **state)
     assert_null(kvt_nearest_size_unit("0"));
     assert_null(kvt_nearest_size_unit("-1GiB"));
     assert_null(kvt_nearest_size_unit("16EiB"));
+    assert_null(kvt_nearest_size_unit("2PB"));
     assert_string_equal(kvt_nearest_duration_unit("3S"), "s");
     assert_string_equal(kvt_nearest_duration_unit("3mins"), "min");
     assert_null(kvt_nearest_duration_unit("3 fortnights"));

@@ -70,6 +70,24 @@ static void test_family(void **state)
     assert_non_null(strstr(run.out, "codec"));
     TOOL("bench", "--help");
     assert_int_equal(run.code, 0);
+    TOOL("bench", "foo");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "'bench' knows no 'foo'; one of: codec"));
+    TOOL("bench", "--json");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "one of: codec"));
+}
+
+/* An empty path is no directory, and never means "none given". */
+static void test_empty_path(void **state)
+{
+    (void)state;
+    TOOL("doctor", "--dir", "");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "--dir needs a path"));
+    TOOL("fsck", "");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "an empty word"));
 }
 
 /* Run fn for each command that the help lists ("  name   summary", two blanks before the summary).
@@ -148,6 +166,7 @@ int main(void)
         cmocka_unit_test(test_version),
         cmocka_unit_test(test_unknown_command),
         cmocka_unit_test(test_family),
+        cmocka_unit_test(test_empty_path),
         cmocka_unit_test(test_every_command),
         cmocka_unit_test(test_full_disk),
     };
