@@ -2,7 +2,8 @@
  *
  * Each check ends in one state: ok; off (not there, nobody asked for it); warn (works, worse than
  * it could); fail (asked for, does not work). Exit 1 when any check failed.
- * Threads: one. It changes nothing but a scratch directory inside --dir, which it removes again.
+ * Threads: one. It changes nothing but a scratch directory inside --dir (or its parent, where --dir
+ * is new), which it removes again.
  */
 #include <limits.h>
 #include <stdarg.h>
@@ -15,6 +16,7 @@
 #include "commands.h"
 #include "doctor.h"
 #include "kvtier/kvtier.h"
+#include "root_check.h"
 
 #define PROBE_BYTES_DEFAULT (UINT64_C(64) << 20) /* half a second on a slow disk */
 #define DETAIL_MAX 512
@@ -105,25 +107,37 @@ static void check_memory(struct doctor *doctor)
 static void check_io(struct doctor *doctor, const char *dir, uint64_t bytes)
 {
     struct kvt_doctor_io io;
-    char free_text[32], probe[32];
+    char free_text[32], probe[32], why[KVT_ROOT_WHY_MAX], parent[PATH_MAX];
 
     if (!dir) {
         check(doctor, "disk", STATE_OFF, "not looked at: --dir DIR probes a directory");
         return;
     }
-    int rc = kvt_doctor_io(dir, bytes, &io);
+    const int root = kvt_root_check(dir, why); /* what kvt_open() would say */
+    if (root < 0) {
+        json_t *object = check(doctor, "disk", STATE_FAIL, "%s", why);
+        json_object_set_new(object, "error", json_integer(root));
+        return;
+    }
+    int rc = root == 1 ? kvt_root_parent(dir, parent, sizeof(parent)) : 0;
+    if (rc == 0)
+        rc = kvt_doctor_io(root == 1 ? parent : dir, bytes, &io);
+    else
+        snprintf(io.why, sizeof(io.why), "%s", kvt_strerror(rc));
     if (rc) {
         json_t *object = check(doctor, "disk", STATE_FAIL, "%s: %s", dir, io.why);
         json_object_set_new(object, "error", json_integer(rc));
         return;
     }
     json_t *object = check(doctor, "disk", io.direct ? STATE_OK : STATE_WARN,
-                           "%s: %s, %s; %s free; %s probe: write %.2f GB/s with sync, read "
+                           "%s%s: %s, %s; %s free; %s probe: write %.2f GB/s with sync, read "
                            "%.2f GB/s%s",
-                           dir, io.backend, io.why, kvt_human_bytes(io.free_bytes, free_text),
+                           dir, root == 1 ? " (will be created)" : "", io.backend, io.why,
+                           kvt_human_bytes(io.free_bytes, free_text),
                            kvt_human_bytes(io.probe_bytes, probe), io.write_gbps, io.read_gbps,
                            io.direct ? "" : " (from the page cache, not the drive)");
     json_object_set_new(object, "dir", json_string(dir));
+    json_object_set_new(object, "exists", json_boolean(root == 0));
     json_object_set_new(object, "backend", json_string(io.backend));
     json_object_set_new(object, "direct", json_boolean(io.direct));
     json_object_set_new(object, "why", json_string(io.why));

@@ -251,6 +251,10 @@ bool kvt_cache_forked(const struct kvt_cache *cache);
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
 int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len);
 void kvt_roots_close(struct kvt_cache *cache);
+/* Why a root cannot be used, in one sentence: the path, what is wrong, the remedy. code: what
+ * opening or locking it returned; owner_pid: 0 when not known. */
+void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t owner_pid,
+                       char *text, size_t len);
 /* Note that root `number` failed to open with `code`: it is closed and its state says why. */
 void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid);
 

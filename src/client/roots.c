@@ -11,11 +11,9 @@
 
 #include "client/client.h"
 
-/* One sentence: the path, what is wrong, the remedy. */
-static void describe(const struct kvt_root_state *root, int code, int64_t owner_pid, char *text,
-                     size_t len)
+void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t owner_pid,
+                       char *text, size_t len)
 {
-    const char *path = root->path;
     char owner[48] = "another process";
     if (owner_pid > 0)
         (void)snprintf(owner, sizeof(owner), "process %" PRId64, owner_pid);
@@ -57,8 +55,8 @@ static void describe(const struct kvt_root_state *root, int code, int64_t owner_
         break;
     case KVT_E_TOO_SMALL:
         SAY("disk root %.250s: a cap of %" PRIu64 " %s is too small: give it 8MiB or more", path,
-            root->cap_bytes >= 1u << 20 ? root->cap_bytes >> 20 : root->cap_bytes,
-            root->cap_bytes >= 1u << 20 ? "MiB" : "bytes");
+            cap_bytes >= 1u << 20 ? cap_bytes >> 20 : cap_bytes,
+            cap_bytes >= 1u << 20 ? "MiB" : "bytes");
         break;
     case -ENOENT:
         SAY("disk root %.250s: its parent directory does not exist: create it first", path);
@@ -85,7 +83,8 @@ void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t 
         root->io->ops->destroy(root->io);
     root->io = NULL;
     root->error = code;
-    describe(root, code, owner_pid, root->state, sizeof(root->state));
+    kvt_root_describe(root->path, root->cap_bytes, code, owner_pid, root->state,
+                      sizeof(root->state));
 }
 
 static void note_info(struct kvt_root_state *root)

@@ -23,6 +23,7 @@
 
 #include "base/checked.h"
 #include "doctor.h"
+#include "kvtier/cache.h"
 #include "kvtier/config.h"
 #include "support/run_tool.h"
 
@@ -180,21 +181,6 @@ static void test_pieces_out_of_order(void **state)
             fail_msg("round %d: %s", i, io.why);
 }
 
-static void test_other_files_stay(void **state)
-{
-    char name[300];
-
-    (void)state;
-    snprintf(name, sizeof(name), "%s/notes.txt", dir);
-    int fd = open(name, O_CREAT | O_WRONLY, 0600);
-    assert_true(fd >= 0);
-    close(fd);
-    json_decref(DOCTOR("--dir", dir, "--probe", "1MiB"));
-    assert_int_equal(run.code, 0);
-    assert_int_equal(entries(dir), 1);
-    assert_int_equal(unlink(name), 0);
-}
-
 static void refused(const char *path, const char *sentence)
 {
     json_t *report = DOCTOR("--dir", path, "--probe", "1MiB");
@@ -207,14 +193,92 @@ static void refused(const char *path, const char *sentence)
     json_decref(report);
 }
 
+/* What kvt_open() refuses is refused here, and left as it was. */
+static void test_foreign_directory(void **state)
+{
+    char name[300];
+
+    (void)state;
+    snprintf(name, sizeof(name), "%s/notes.txt", dir);
+    int fd = open(name, O_CREAT | O_WRONLY, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, "x", 1), 1);
+    close(fd);
+    refused(dir, "not a kvtier store");
+    assert_int_equal(entries(dir), 1);
+    assert_int_equal(unlink(name), 0);
+}
+
+static void test_owned_directory(void **state)
+{
+    struct kvt_config *config;
+    struct kvt_cache *cache;
+    char path[300], value[400], pid[40];
+
+    (void)state;
+    snprintf(path, sizeof(path), "%s/store", dir);
+    snprintf(value, sizeof(value), "dram=8MiB,direct=off,disk=%s:16MiB", path);
+    assert_int_equal(kvt_config_new(&config), 0);
+    assert_int_equal(kvt_config_set_all(config, value), 0);
+    assert_int_equal(kvt_open(config, &cache, NULL, 0), 0);
+    kvt_config_free(config);
+    snprintf(pid, sizeof(pid), "process %d", (int)getpid());
+    refused(path, pid);
+    kvt_close(cache);
+    json_t *report = DOCTOR("--dir", path, "--probe", "1MiB"); /* a store of ours that nobody has */
+    assert_int_equal(run.code, 0);
+    json_decref(report);
+    tool_run(&run, "/bin/rm", (const char *const[]){"rm", "-r", path, NULL}, NULL, NULL);
+    assert_int_equal(run.code, 0);
+}
+
+/* The same sentence from kvt_open(); a cap that is no whole MiB is named as it was given. */
+static void test_refusal_names_the_cap(void **state)
+{
+    struct kvt_config *config;
+    struct kvt_cache *cache;
+    char value[400], error[512];
+
+    (void)state;
+    snprintf(value, sizeof(value), "dram=8MiB,disk_required=yes,disk=%s/small:1KiB", dir);
+    assert_int_equal(kvt_config_new(&config), 0);
+    assert_int_equal(kvt_config_set_all(config, value), 0);
+    assert_true(kvt_open(config, &cache, error, sizeof(error)) < 0);
+    kvt_config_free(config);
+    if (!strstr(error, "a cap of 1024 bytes is too small: give it 8MiB"))
+        fail_msg("%s", error);
+    snprintf(value, sizeof(value), "%s/small", dir);
+    tool_run(&run, "/bin/rm", (const char *const[]){"rm", "-rf", value, NULL}, NULL, NULL);
+}
+
+static void test_new_directory(void **state)
+{
+    char name[300], link[300], below[320];
+
+    (void)state;
+    snprintf(name, sizeof(name), "%s/new/", dir);
+    json_t *report = DOCTOR("--dir", name, "--probe", "1MiB");
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(text(find(report, "disk"), "detail"), "will be created"));
+    assert_true(json_is_false(json_object_get(find(report, "disk"), "exists")));
+    json_decref(report);
+    assert_int_equal(entries(dir), 0);            /* a question makes no directory */
+    snprintf(link, sizeof(link), "%s/link", dir); /* a parent may be a link, a root may not */
+    assert_int_equal(symlink(dir, link), 0);
+    snprintf(below, sizeof(below), "%s/new", link);
+    json_decref(DOCTOR("--dir", below, "--probe", "1MiB"));
+    assert_int_equal(run.code, 0);
+    assert_int_equal(unlink(link), 0);
+}
+
 static void test_directories_refused(void **state)
 {
     char name[300];
 
     (void)state;
-    snprintf(name, sizeof(name), "%s/absent", dir);
-    refused(name, "No such file");
-    assert_int_equal(entries(dir), 0); /* a question makes no directory */
+    snprintf(name, sizeof(name), "%s/absent/deep", dir);
+    refused(name, "parent directory does not exist");
+    assert_int_equal(entries(dir), 0);
     snprintf(name, sizeof(name), "%s/link", dir);
     assert_int_equal(symlink(dir, name), 0);
     refused(name, "symbolic link");
@@ -223,7 +287,10 @@ static void test_directories_refused(void **state)
     int fd = open(name, O_CREAT | O_WRONLY, 0600);
     assert_true(fd >= 0);
     close(fd);
-    refused(name, "Not a directory");
+    refused(name, "is not a directory");
+    snprintf(name, sizeof(name), "%s/file/below", dir);
+    refused(name, "is not a directory");
+    snprintf(name, sizeof(name), "%s/file", dir);
     assert_int_equal(unlink(name), 0);
     refused("/proc/self", ""); /* nothing can be made there */
 }
@@ -335,7 +402,10 @@ int main(void)
         cmocka_unit_test(test_forced_isa_that_is_not_there),
         cmocka_unit_test(test_directory),
         cmocka_unit_test(test_pieces_out_of_order),
-        cmocka_unit_test(test_other_files_stay),
+        cmocka_unit_test(test_foreign_directory),
+        cmocka_unit_test(test_owned_directory),
+        cmocka_unit_test(test_new_directory),
+        cmocka_unit_test(test_refusal_names_the_cap),
         cmocka_unit_test(test_directories_refused),
         cmocka_unit_test(test_probe_larger_than_the_disk),
         cmocka_unit_test(test_options),
