@@ -23,6 +23,7 @@
 #include "base/parse.h"
 #include "cli.h"
 #include "demo.h"
+#include "root_check.h"
 
 #define MODEL_FILE "SmolLM2-135M-Instruct.Q4_1.gguf"
 #define THREADS_MAX 8
@@ -96,6 +97,7 @@ static void exec_child(const char *request, int fd)
     char fd_text[16];
 
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    (void)setenv("GGML_NO_BACKTRACE", "1", 0); /* it would start a debugger, and use our stdout */
     snprintf(fd_text, sizeof(fd_text), "%d", fd);
     execl("/proc/self/exe", "kvtier", "demo", "--child", request, fd_text, (char *)NULL);
     kvt_cli_error("demo", "cannot start the second process: %m");
@@ -153,7 +155,13 @@ static json_t *run_phase(const struct demo_config *config, const json_t *first)
     close(fds[0]);
     free(text);
     if (child < 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-        if (child > 0 && WIFSIGNALED(status) && !kvt_cli_interrupted())
+        const int died = child > 0 && WIFSIGNALED(status) && !kvt_cli_interrupted();
+        if (died && WTERMSIG(status) == SIGABRT)
+            kvt_cli_error("demo",
+                          "llama.cpp aborted on %s (its reason is above): the file is "
+                          "damaged, or of a kind that it cannot run",
+                          config->model);
+        else if (died)
             kvt_cli_error("demo", "the process of a phase died of signal %d", WTERMSIG(status));
         json_decref(result);
         return NULL;
@@ -202,6 +210,21 @@ static int make_dir(struct paths *paths)
     return 0;
 }
 
+/* What the first process stored, the second must have found. */
+static int check_loaded(const struct demo_config *config, const json_t *report)
+{
+    const json_t *loaded = json_object_get(report, "loaded_tokens");
+    const json_int_t stored = json_integer_value(json_object_get(loaded, "dram"));
+
+    if (stored == 0 || json_integer_value(json_object_get(loaded, "disk")) > 0)
+        return KVT_EXIT_OK;
+    kvt_cli_error("demo",
+                  "the new process loaded nothing from %s, although %lld tokens were stored: "
+                  "'kvtier fsck %s' checks the directory",
+                  config->dir, (long long)stored, config->dir);
+    return KVT_EXIT_PROBLEM;
+}
+
 static int run_demo(const struct demo_config *config, int as_json)
 {
     int rc = KVT_EXIT_PROBLEM;
@@ -214,12 +237,14 @@ static int run_demo(const struct demo_config *config, int as_json)
     }
     if (restart != NULL)
         report = demo_report(config, first, restart);
-    if (report != NULL && as_json) {
-        rc = kvt_cli_json(report);
-        report = NULL;
-    } else if (report != NULL) {
-        demo_print(report);
-        rc = KVT_EXIT_OK;
+    if (report != NULL) {
+        const int loaded = check_loaded(config, report);
+        int shown = KVT_EXIT_OK;
+        if (as_json)
+            shown = kvt_cli_json(json_incref(report));
+        else
+            demo_print(report);
+        rc = shown != KVT_EXIT_OK ? shown : loaded;
     } else if (kvt_cli_interrupted()) {
         kvt_cli_error("demo", "interrupted; the store is in order");
     }
@@ -262,7 +287,7 @@ int kvt_cmd_demo(int argc, char **argv)
          .text = &config.dir},
         {.name = "level",
          .metavar = "LEVEL",
-         .help = "raw, int4, kv4 (default), kv8",
+         .help = "raw, kv8, kv6, kv5, kv4 (default), int4",
          .text = &level},
         {.name = "tokens",
          .metavar = "N",
@@ -314,6 +339,11 @@ int kvt_cmd_demo(int argc, char **argv)
     }
     config.digest_dir = have_cache ? paths.digests : NULL;
     const int own_dir = config.dir == NULL;
+    char why[KVT_ROOT_WHY_MAX];
+    if (!own_dir && kvt_root_check(config.dir, why) < 0) { /* before minutes of work */
+        kvt_cli_error("demo", "--dir: %s", why);
+        return KVT_EXIT_PROBLEM;
+    }
     if (own_dir && make_dir(&paths) != 0)
         return KVT_EXIT_PROBLEM;
     if (own_dir)

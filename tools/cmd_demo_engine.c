@@ -22,15 +22,23 @@ int64_t demo_now_ns(void)
     return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
 }
 
-/* Keep llama.cpp's last error line for our own sentence; drop the rest. */
+/* Keep llama.cpp's last error lines for our own sentence; drop the rest. The very last one often
+ * says only that it failed, the one before says why. */
 static void keep_error(enum ggml_log_level level, const char *text, void *arg)
 {
     struct demo_engine *engine = arg;
 
     if (level != GGML_LOG_LEVEL_ERROR)
         return;
-    snprintf(engine->failure, sizeof(engine->failure), "%s", text);
-    engine->failure[strcspn(engine->failure, "\n")] = '\0';
+    const size_t room = sizeof(engine->failure) / 2, len = strcspn(text, "\n");
+    size_t used = strlen(engine->failure);
+    if (len == 0)
+        return;
+    if (used >= room) { /* the newer half stays, so that half is free */
+        memmove(engine->failure, engine->failure + (used - room / 2), room / 2 + 1);
+        used = room / 2;
+    }
+    snprintf(engine->failure + used, room, "%s%.*s", used > 0 ? "; " : "", (int)len, text);
 }
 
 static bool abort_work(void *arg)
@@ -50,6 +58,7 @@ static int load_model(struct demo_engine *engine, const char *path)
     struct llama_model_params params = llama_model_default_params();
     struct kvt_progress progress;
 
+    engine->failure[0] = '\0';
     kvt_progress_start(&progress, "loading the model");
     params.n_gpu_layers = 0;
     params.progress_callback = load_progress;
@@ -101,6 +110,7 @@ int demo_engine_context(struct demo_engine *engine, const struct demo_config *co
     engine->params.n_threads = (int32_t)config->threads;
     engine->params.n_threads_batch = (int32_t)config->threads;
     engine->params.abort_callback = abort_work;
+    engine->failure[0] = '\0';
     engine->ctx = llama_init_from_model(engine->model, engine->params);
     if (engine->ctx == NULL) {
         kvt_cli_error("demo", "llama.cpp made no context of %u tokens: %s", n_ctx, engine->failure);

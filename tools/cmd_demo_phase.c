@@ -192,6 +192,8 @@ static int open_cache(struct run *run)
     snprintf(value, sizeof(value), "%s:%" PRIu64 "MiB", run->config.dir, (4 * dram) >> 20);
     if (rc == 0)
         rc = kvt_config_set(config, "disk", value);
+    if (rc == 0) /* without its directory there is nothing to show */
+        rc = kvt_config_set(config, "disk_required", "yes");
     if (rc != 0)
         kvt_cli_error("demo", "%s", kvt_config_error(config));
     if (rc == 0 && (rc = kvt_open(config, &run->cache, error, sizeof(error))) != 0)

@@ -5,6 +5,7 @@
  * prompt has at most the tokens asked for; what follows the cut is the text of the quality
  * measurement (its beginning again, when it is too short).
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,18 @@ static const char *const file_questions[DEMO_QUESTIONS] = {
     "What does the text above say first? Answer in one sentence.",
 };
 
+/* Why what was read is no text to ask about; NULL: it is one. */
+static const char *text_problem(const char *text, FILE *file, size_t len, int error)
+{
+    if (text == NULL)
+        return "cannot be read: out of memory";
+    if (ferror(file))
+        return error == EISDIR ? "is a directory: name a text file" : "cannot be read";
+    if (len == 0)
+        return "is empty";
+    return len == FILE_BYTES_MAX ? "is too long: less than 16 MiB, please" : NULL;
+}
+
 static char *read_file(const char *path, size_t *len)
 {
     char *text = NULL;
@@ -40,9 +53,11 @@ static char *read_file(const char *path, size_t *len)
         return NULL;
     }
     text = malloc(FILE_BYTES_MAX);
+    errno = 0;
     *len = text != NULL ? fread(text, 1, FILE_BYTES_MAX, file) : 0;
-    if (text == NULL || ferror(file) || *len == FILE_BYTES_MAX || *len == 0) {
-        kvt_cli_error("demo", "%s is empty, too long (16 MiB) or cannot be read", path);
+    const char *problem = text_problem(text, file, *len, errno);
+    if (problem != NULL) {
+        kvt_cli_error("demo", "--prompt-file: %s %s", path, problem);
         free(text);
         text = NULL;
     }

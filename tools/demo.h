@@ -33,7 +33,7 @@ struct demo_engine {
     struct llama_context_params params;
     const struct llama_vocab *vocab;
     struct llama_batch batch;
-    char failure[256]; /* last error line of llama.cpp */
+    char failure[1024]; /* last error lines of llama.cpp, "a; b" */
 };
 
 /* Load a model; then make a context of n_ctx tokens. Each prints the reason and returns -1 on

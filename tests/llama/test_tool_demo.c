@@ -283,6 +283,119 @@ static void test_bad_input(void **state)
     assert_int_equal(count_demo_dirs(), 0);
 }
 
+/* A store that cannot be is refused before any work, and nothing is made or printed. */
+static void test_bad_directory(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    char foreign[128], notes[160];
+
+    snprintf(foreign, sizeof(foreign), "%s/foreign", work);
+    snprintf(notes, sizeof(notes), "%s/notes.txt", foreign);
+    assert_int_equal(mkdir(foreign, 0700), 0);
+    FILE *file = fopen(notes, "wb");
+    assert_non_null(file);
+    fputs("mine", file);
+    fclose(file);
+    const struct {
+        int status;
+        const char *dir, *word;
+    } cases[] = {
+        {1, "/etc/passwd", "/etc/passwd is not a directory: name a directory"},
+        {1, "/nonexist/x/y", "/nonexist/x/y: its parent directory does not exist: create it"},
+        {1, foreign, "holds files that are not a kvtier store"},
+        {2, "", "--dir needs a path"},
+    };
+
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        demo(&outcome, (const char *[]){"--model", model, "--tokens", "200", "--threads", "1",
+                                        "--dir", cases[i].dir, NULL});
+        if (outcome.status != cases[i].status || strstr(outcome.err, cases[i].word) == NULL)
+            fail_msg("case %zu: exit %d, '%s'", i, outcome.status, outcome.err);
+        assert_string_equal(outcome.out, "");
+    }
+    assert_int_equal(unlink(notes), 0);
+    assert_int_equal(rmdir(foreign), 0); /* nothing was put there */
+}
+
+/* A second process that finds nothing is a failure, whatever made it so. */
+static void test_nothing_from_disk(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+
+    assert_int_equal(setenv("KVTIER_CONFIG", "disk=none", 1), 0);
+    demo(&outcome,
+         (const char *[]){"--model", model, "--tokens", "300", "--threads", "1", "--json", NULL});
+    assert_int_equal(unsetenv("KVTIER_CONFIG"), 0);
+    assert_int_equal(outcome.status, 1);
+    assert_non_null(strstr(outcome.err, "the new process loaded nothing from"));
+    assert_int_equal(count_demo_dirs(), 0);
+}
+
+/* A copy of the model whose 32-bit number behind `key` is another one. */
+static void damage(const char *path, const char *key, uint32_t number)
+{
+    static char bytes[8 << 20];
+    FILE *file = fopen(model, "rb");
+
+    assert_non_null(file);
+    size_t len = fread(bytes, 1, sizeof(bytes), file);
+    fclose(file);
+    char *at = memmem(bytes, len, key, strlen(key));
+    assert_non_null(at);
+    memcpy(at + strlen(key) + sizeof(uint32_t), &number, sizeof(number)); /* behind its type */
+    file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, len, file), len);
+    fclose(file);
+}
+
+/* A model that parses and is wrong: the line of llama.cpp that says why is shown, and an abort
+ * inside it is one sentence of ours, with no debugger's output. */
+static void test_hostile_model(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    char path[128];
+
+    snprintf(path, sizeof(path), "%s/hostile.gguf", work);
+    damage(path, "llama.embedding_length", 0);
+    demo(&outcome, (const char *[]){"--model", path, "--threads", "1", NULL});
+    assert_int_equal(outcome.status, 1);
+    if (strstr(outcome.err, "error loading model") == NULL)
+        fail_msg("'%s'", outcome.err);
+    damage(path, "llama.block_count", INT32_MAX);
+    demo(&outcome, (const char *[]){"--model", path, "--threads", "1", "--json", NULL});
+    assert_int_equal(outcome.status, 1);
+    assert_string_equal(outcome.out, "");
+    if (strstr(outcome.err, "llama.cpp aborted on") == NULL || strstr(outcome.err, "#1 ") != NULL)
+        fail_msg("'%s'", outcome.err);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(count_demo_dirs(), 0);
+}
+
+static void test_bad_text(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    char empty[128];
+
+    snprintf(empty, sizeof(empty), "%s/empty", work);
+    FILE *file = fopen(empty, "wb");
+    assert_non_null(file);
+    fclose(file);
+    const char *const cases[][2] = {
+        {"/tmp", "is a directory"}, {empty, "is empty"}, {"/dev/zero", "is too long"}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        demo(&outcome, (const char *[]){"--model", model, "--threads", "1", "--prompt-file",
+                                        cases[i][0], NULL});
+        if (outcome.status != 1 || strstr(outcome.err, cases[i][1]) == NULL)
+            fail_msg("case %zu: exit %d, '%s'", i, outcome.status, outcome.err);
+    }
+    assert_int_equal(unlink(empty), 0);
+}
+
 /* Ctrl-C at different moments: a clean end, no process left, and the store opens afterwards. */
 static void test_interrupt(void **state)
 {
@@ -336,6 +449,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_raw_is_identical), cmocka_unit_test(test_kv4_table),
         cmocka_unit_test(test_kept_directory),   cmocka_unit_test(test_own_text),
+        cmocka_unit_test(test_bad_directory),    cmocka_unit_test(test_nothing_from_disk),
+        cmocka_unit_test(test_hostile_model),    cmocka_unit_test(test_bad_text),
         cmocka_unit_test(test_bad_input),        cmocka_unit_test(test_interrupt),
         cmocka_unit_test(test_real_model),
     };
