@@ -135,11 +135,57 @@ static void test_long_among_short(void **state)
     rig_close(&rig);
 }
 
+/* More blocks than the index has entries: the least used leaves give theirs up; what is pinned and
+ * the start of its chain stay, and no block is there without the ones before it. */
+static void test_full_index(void **state)
+{
+    struct rig_options options = rig_defaults();
+    struct kvt_store_stats stats;
+    uint64_t numbers[8];
+    struct rig rig;
+    uint32_t ns, whole = 0;
+
+    (void)state;
+    options.blocks_max = 64;
+    options.cache_bytes = 16 * 4 * 4096;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    for (uint64_t c = 1; c <= 40; c++) {
+        for (uint32_t i = 0; i < 8; i++)
+            numbers[i] = c * 1000 + i;
+        assert_int_equal(rig_put(&rig, ns, numbers, 8, 0, KV4, false, NULL), 8);
+        assert_int_equal(rig_flush(&rig), 0);
+        if (c == 1)
+            assert_int_equal(rig_keys(&rig, KVT_OP_PIN, ns, numbers, 8), 8);
+        assert_true(rig_stats(&rig).blocks <= 64);
+        rig_forget_replies(&rig);
+    }
+    stats = rig_stats(&rig);
+    printf("           %llu entries given up\n", (unsigned long long)stats.evict_index_blocks);
+    assert_true(stats.evict_index_blocks > 100);
+    for (uint64_t c = 1; c <= 40; c++) {
+        uint8_t tiers[8];
+        uint32_t run;
+
+        for (uint32_t i = 0; i < 8; i++)
+            numbers[i] = c * 1000 + i;
+        run = rig_lookup(&rig, ns, numbers, 8, 0, tiers);
+        whole += run == 8;
+        if (c == 1)
+            assert_int_equal(run, 8);      /* pinned */
+        for (uint32_t i = run; i < 8; i++) /* leaf first: the end of a chain went, not its middle */
+            assert_int_equal(rig_lookup(&rig, ns, &numbers[i], 1, 0, NULL), 0);
+    }
+    assert_true(whole >= 2);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mixed_lengths),
         cmocka_unit_test(test_long_among_short),
+        cmocka_unit_test(test_full_index),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
