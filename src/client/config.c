@@ -324,6 +324,8 @@ static int set_option(struct kvt_config *config, const struct option *option, co
 
 int kvt_config_new(struct kvt_config **out)
 {
+    if (out == NULL)
+        return KVT_E_INVAL;
     struct kvt_config *config = calloc(1, sizeof(*config));
     if (config == NULL)
         return -ENOMEM;

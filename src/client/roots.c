@@ -4,20 +4,54 @@
  * Threads: kvt_open() and kvt_close() only; the states are read-only in between. The log inside a
  * root is opened by the store.
  */
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "client/client.h"
+
+/* The first thing in a directory, itself not a link, that is no regular file. */
+static bool odd_file(const char *path, char *name, size_t len)
+{
+    struct stat st;
+    DIR *dir = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
+    bool found = false;
+    if (dir == NULL)
+        return false;
+    for (struct dirent *entry; !found && (entry = readdir(dir)) != NULL;) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
+            fstatat(dirfd(dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0)
+            continue;
+        found = !S_ISREG(st.st_mode);
+        if (found)
+            (void)snprintf(name, len, "%.60s", entry->d_name);
+    }
+    (void)closedir(dir);
+    return found;
+}
+
+static bool about_a_file(int code)
+{
+    return code == KVT_E_SYMLINK || code == -ELOOP || code == -EISDIR || code == -EINVAL ||
+           code == -ENXIO || code == KVT_E_INVAL || code == -ENOTDIR;
+}
 
 void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t owner_pid,
                        char *text, size_t len)
 {
     char owner[48] = "another process";
+    char odd[64];
     if (owner_pid > 0)
         (void)snprintf(owner, sizeof(owner), "process %" PRId64, owner_pid);
 #define SAY(...) (void)snprintf(text, len, __VA_ARGS__)
+    if (about_a_file(code) && odd_file(path, odd, sizeof(odd))) {
+        SAY("disk root %.250s: \"%s\" in it is not a regular file: remove it", path, odd);
+        return;
+    }
     switch (code) {
     case KVT_E_NOT_OURS:
         SAY("disk root %.250s holds files that are not a kvtier store; nothing was touched: give "

@@ -23,6 +23,7 @@
 static struct kvt_config *fresh(void)
 {
     struct kvt_config *config = NULL;
+    assert_int_equal(kvt_config_new(NULL), KVT_E_INVAL);
     assert_int_equal(kvt_config_new(&config), 0);
     assert_string_equal(kvt_config_error(config), "");
     return config;

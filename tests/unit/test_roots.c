@@ -206,6 +206,43 @@ static void not_a_directory_of_ours(void **state)
     assert_int_equal(access(path, F_OK), 0);
 }
 
+/* A store whose files were replaced by things that are none: the file is named, not the root. */
+static void odd_files_in_a_root(void **state)
+{
+    static const char *const names[] = {"superblock", "journal"};
+    struct rig_shape shape = rig_shape_small(BLOCKS);
+    struct kvt_key key = rig_key(1);
+    char path[256];
+
+    (void)state;
+    rig_init(&rig, &shape, "dram=1MiB,disk_required=yes", "32MiB");
+    for (unsigned kind = 0; kind < 3; kind++) {
+        for (unsigned i = 0; i < KVT_ARRAY_LEN(names); i++) {
+            rig_open(&rig);
+            assert_int_equal(rig_store(&rig, 1, 8, 0, NULL), 8);
+            assert_int_equal(kvt_purge(rig.ns, &key, 1), 1); /* makes a journal */
+            rig_close(&rig);
+            snprintf(path, sizeof(path), "%s/%s", rig.dir, names[i]);
+            assert_int_equal(unlink(path), 0);
+            if (kind == 0)
+                assert_int_equal(symlink("/etc/hostname", path), 0);
+            else
+                assert_int_equal(kind == 1 ? mkfifo(path, 0600) : mkdir(path, 0700), 0);
+            int rc = rig_try_open(&rig);
+            snprintf(path, sizeof(path), "\"%s\" in it is not a regular file", names[i]);
+            if (rc == 0 && i == 1) { /* a journal that is lost: all on disk is in doubt, so gone */
+                kvt_close(rig.cache);
+                rig_open(&rig);
+                assert_int_equal(rig_load(&rig, 1, 8, NULL), 0);
+                rig_close(&rig);
+            } else if (rc == 0 || strstr(rig.error, path) == NULL) {
+                fail_msg("kind %u, %s: %d %s", kind, names[i], rc, rig.error);
+            }
+            rig_dir_remove(rig.dir);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +250,7 @@ int main(void)
         cmocka_unit_test_teardown(full_file_system, tear_down),
         cmocka_unit_test_teardown(fills_up_while_running, tear_down),
         cmocka_unit_test_teardown(not_a_directory_of_ours, tear_down),
+        cmocka_unit_test_teardown(odd_files_in_a_root, tear_down),
     };
     int failed;
 
