@@ -144,6 +144,8 @@ static int open_one(struct kvt_cache *cache, uint32_t number)
     if (rc != 0)
         root->io = NULL;
     else
+        rc = kvt_store_root_probe(root->io); /* a directory of others gets not even a lock file */
+    if (rc >= 0)
         rc = root->io->ops->lock(root->io, &owner_pid);
     if (rc != 0) {
         kvt_roots_drop(cache, number, rc, owner_pid);

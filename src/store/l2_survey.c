@@ -217,6 +217,25 @@ static void read_journal_page(struct kvt_io *io, struct kvt_l2_survey *survey, v
     io->ops->close(io, file);
 }
 
+/* A lock file of ours holds a process id, or nothing yet; anything else is somebody's file. */
+static void read_lock(struct kvt_io *io, struct kvt_l2_survey *survey, void *page)
+{
+    const char *text = page;
+    int file = io->ops->open(io, KVT_L2_NAME_LOCK, KVT_IO_OPEN_READ_ONLY);
+    int64_t size, bytes;
+
+    survey->lock_ok = false;
+    if (file < 0)
+        return;
+    size = io->ops->size(io, file);
+    bytes = kvt_io_read_now(io, file, 0, page, KVT_PAGE_BYTES);
+    io->ops->close(io, file);
+    survey->lock_ok = size >= 0 && size == bytes; /* all of it was seen */
+    for (int64_t i = 0; i < bytes; i++)
+        if (!(text[i] >= '0' && text[i] <= '9') && text[i] != '\n')
+            survey->lock_ok = false;
+}
+
 static void note_header(struct kvt_l2_survey_segment *segment,
                         const struct kvt_segment_header *header)
 {
@@ -285,6 +304,8 @@ int kvt_l2_survey(struct kvt_io *io, struct kvt_l2_survey *survey)
         qsort(survey->segments, survey->segment_count, sizeof *survey->segments, by_number);
     read_superblocks(io, survey, pages);
     read_journal_page(io, survey, pages);
+    if (survey->lock_file)
+        read_lock(io, survey, pages);
     for (uint32_t i = 0; i < survey->segment_count && !rc; i += GROUP)
         rc = read_headers(io, survey, pages, reqs, i, KVT_MIN(GROUP, survey->segment_count - i));
 out:
@@ -315,7 +336,11 @@ int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey)
     }
     if (sign)
         return 0;
-    return survey->foreign || bytes ? KVT_E_NOT_OURS : 1;
+    if (survey->foreign || bytes || (survey->lock_file && !survey->lock_ok))
+        return KVT_E_NOT_OURS;
+    /* Unfinished files of ours may be left by an open that was interrupted; this one needs a store.
+     */
+    return survey->stats_file && !survey->lock_file ? KVT_E_NOT_OURS : 1;
 }
 
 bool kvt_l2_survey_any_segment(const struct kvt_l2_survey *survey)

@@ -43,6 +43,7 @@ struct kvt_l2_survey {
     int superblock_status[2];
     uint64_t superblock_bytes;
     bool superblock_file, journal_file, stats_file, lock_file;
+    bool lock_ok;    /* the lock file holds nothing, or a process id */
     bool journal_ok; /* page 0 is valid */
     uint64_t journal_bytes;
     struct kvt_l2_survey_segment *segments; /* by number */

@@ -77,6 +77,11 @@ static void close_roots(struct kvt_store *store)
     }
 }
 
+int kvt_store_root_probe(struct kvt_io *io)
+{
+    return kvt_l2_probe(io);
+}
+
 int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out,
                    uint32_t *bad_root)
 {

@@ -44,6 +44,10 @@ struct kvt_store_params {
     void *reply_ctx;
 };
 
+/* What is in a root's directory, before anything (even the lock) is written to it: 0 a store; 1
+ * nothing: a store may be made here; KVT_E_NOT_OURS; KVT_E_NEWER; -errno. Reads only; blocks. */
+int kvt_store_root_probe(struct kvt_io *io);
+
 /* Recover the roots and start. Blocks. 0, -ENOMEM, KVT_E_*; a root that fails to open fails all
  * (the caller decides whether to try without it); *bad_root, optional, is its number. */
 int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out,

@@ -301,7 +301,8 @@ static void test_c12_temporary_and_foreign_files(void **state)
 
 static void test_foreign_directories_are_refused(void **state)
 {
-    static const char *const names[] = {"notes.txt", "superblock", "seg-00000000", "journal"};
+    static const char *const names[] = {"notes.txt", "superblock", "seg-00000000",
+                                        "journal",   "lock",       "stats"};
 
     (void)state;
     l2_env_init(&env, CAP);

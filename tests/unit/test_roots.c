@@ -182,7 +182,7 @@ static void fills_up_while_running(void **state)
 static void not_a_directory_of_ours(void **state)
 {
     struct rig_shape shape = rig_shape_small(BLOCKS);
-    char path[120], root[100];
+    char path[120], lock[120], root[100];
     int fd;
 
     (void)state;
@@ -202,8 +202,35 @@ static void not_a_directory_of_ours(void **state)
     snprintf(rig.dir, sizeof(rig.dir), "%s", path);
     refused(-ENOTDIR, "is not a directory");
     snprintf(rig.dir, sizeof(rig.dir), "%s", root); /* holds somebody's file now */
+    snprintf(lock, sizeof(lock), "%s/lock", root);
+    assert_int_equal(unlink(lock), 0); /* made by the opens above */
     refused(KVT_E_NOT_OURS, "");
     assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(access(lock, F_OK), -1); /* not even the lock was made there */
+}
+
+/* A file with one of our names is somebody's file all the same. */
+static void a_name_of_ours_is_no_proof(void **state)
+{
+    static const char *const names[] = {"lock", "stats"};
+    struct rig_shape shape = rig_shape_small(BLOCKS);
+
+    (void)state;
+    rig_init(&rig, &shape, "dram=1MiB,disk_required=yes", "32MiB");
+    for (uint32_t i = 0; i < KVT_ARRAY_LEN(names); i++) {
+        char path[160], text[16] = "";
+        int fd;
+
+        snprintf(path, sizeof(path), "%s/%s", rig.dir, names[i]);
+        fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0644);
+        assert_true(fd >= 0 && write(fd, "data", 4) == 4);
+        refused(KVT_E_NOT_OURS, "");
+        assert_int_equal(pread(fd, text, sizeof(text), 0), 4);
+        assert_string_equal(text, "data");
+        close(fd);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(rig_try_open(&rig), 0); /* empty again: a root may be made */
 }
 
 /* A store whose files were replaced by things that are none: the file is named, not the root. */
@@ -250,6 +277,7 @@ int main(void)
         cmocka_unit_test_teardown(full_file_system, tear_down),
         cmocka_unit_test_teardown(fills_up_while_running, tear_down),
         cmocka_unit_test_teardown(not_a_directory_of_ours, tear_down),
+        cmocka_unit_test_teardown(a_name_of_ours_is_no_proof, tear_down),
         cmocka_unit_test_teardown(odd_files_in_a_root, tear_down),
     };
     int failed;
