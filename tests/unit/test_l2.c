@@ -191,7 +191,7 @@ static void test_reads_are_bounded_queued_and_answered(void **state)
     struct kvt_io *io = new_io();
     struct kvt_l2_read reads[100];
     uint32_t done = 0;
-    void *dst = aligned_alloc(KVT_PAGE_BYTES, 4 * KVT_PAGE_BYTES);
+    uint8_t *dst = aligned_alloc(KVT_PAGE_BYTES, 100 * 4 * KVT_PAGE_BYTES);
 
     (void)state;
     l2_env_init(&env, CAP);
@@ -200,7 +200,7 @@ static void test_reads_are_bounded_queued_and_answered(void **state)
     for (uint32_t i = 0; i < 100; i++) {
         reads[i] = (struct kvt_l2_read){.where = env.index[1].where,
                                         .pages = 4,
-                                        .dst = dst,
+                                        .dst = dst + (size_t)i * 4 * KVT_PAGE_BYTES,
                                         .done = count_read,
                                         .user = &done,
                                         .status = 99};
