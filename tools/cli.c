@@ -285,6 +285,8 @@ void kvt_cli_catch_interrupt(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);  /* the terminal was closed */
+    sigaction(SIGPIPE, &action, NULL); /* nobody reads on */
 }
 
 int kvt_cli_interrupted(void)

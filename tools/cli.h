@@ -54,7 +54,8 @@ void kvt_progress_start(struct kvt_progress *progress, const char *what);
 void kvt_progress_update(struct kvt_progress *progress, uint64_t done, uint64_t total);
 void kvt_progress_done(struct kvt_progress *progress);
 
-/* SIGINT and SIGTERM set this to the signal number; long work polls it and ends cleanly. */
+/* SIGINT, SIGTERM, SIGHUP and SIGPIPE set this to the signal number; long work polls it and ends
+ * cleanly. */
 void kvt_cli_catch_interrupt(void);
 int kvt_cli_interrupted(void);
 

@@ -20,8 +20,8 @@ int kvt_cli_config(const char *command, const char *text, struct kvt_config **ou
         kvt_cli_error(command, "--config: %s", kvt_config_error(*out));
         return KVT_EXIT_USAGE;
     }
-    if (kvt_config_apply_env(*out, &applied)) { /* as kvt_open() does */
-        kvt_cli_error(command, "KVTIER_CONFIG: %s", kvt_config_error(*out));
+    if (kvt_config_apply_env(*out, &applied)) {               /* as kvt_open() does */
+        kvt_cli_error(command, "%s", kvt_config_error(*out)); /* names the variable */
         return KVT_EXIT_USAGE;
     }
     return 0;

@@ -208,7 +208,7 @@ static int open_cache(struct run *run)
     opts.level = run->config.level;
     opts.window_tokens = (uint32_t)run->config.window;
     rc = kvt_llama_new(run->cache, run->engine.ctx, &opts, &run->llama, error, sizeof(error));
-    if (rc != 0)
+    if (rc != 0 && !kvt_cli_interrupted())
         kvt_cli_error("demo", "this model or context cannot be remembered: %s", error);
     return rc == 0 ? 0 : -1;
 }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cli.h"
@@ -48,8 +49,10 @@ static json_t *read_counters(const char *path)
 
     if (snprintf(name, sizeof(name), "%s/stats", path) >= (int)sizeof(name))
         return NULL;
-    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    FILE *f = fd < 0 ? NULL : fdopen(fd, "r");
+    /* Not blocking: a FIFO of that name has no reader to wait for, and is not what we wrote. */
+    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    struct stat st;
+    FILE *f = fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode) ? NULL : fdopen(fd, "r");
     if (!f) {
         if (fd >= 0)
             close(fd);

@@ -306,6 +306,10 @@ static void test_interrupt(void **state)
     assert_int_equal(kvt_cli_interrupted(), SIGINT);
     sigaction(SIGINT, NULL, &action);
     assert_ptr_equal(action.sa_handler, SIG_DFL); /* a second Ctrl-C ends the process */
+    raise(SIGHUP);
+    assert_int_equal(kvt_cli_interrupted(), SIGHUP);
+    raise(SIGPIPE);
+    assert_int_equal(kvt_cli_interrupted(), SIGPIPE);
 }
 
 int main(void)

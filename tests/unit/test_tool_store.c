@@ -284,6 +284,20 @@ static void test_counters_of_last_snapshot(void **state)
     assert_null(strstr(run.out, "root:"));
 }
 
+/* A FIFO in the place of the counters is not waited for. */
+static void test_counters_that_are_no_file(void **state)
+{
+    char name[400];
+
+    (void)state;
+    make_store();
+    snprintf(name, sizeof(name), "%s/stats", dir);
+    (void)unlink(name);
+    assert_int_equal(mkfifo(name, 0600), 0);
+    TOOL("stat", dir);
+    assert_int_equal(run.code, 0);
+}
+
 /* CASES C82: every option is listed with its value; a wrong one is named. */
 static void test_c82_effective(void **state)
 {
@@ -510,6 +524,7 @@ int main(void)
         cmocka_unit_test_setup(test_stat, fresh),
         cmocka_unit_test_setup(test_stat_beside_an_owner, fresh),
         cmocka_unit_test_setup(test_counters_of_last_snapshot, fresh),
+        cmocka_unit_test_setup(test_counters_that_are_no_file, fresh),
         cmocka_unit_test_setup(test_c82_effective, fresh),
         cmocka_unit_test_setup(test_directories_refused, fresh),
         cmocka_unit_test_setup(test_purge_one, fresh),
