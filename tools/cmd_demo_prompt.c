@@ -31,6 +31,38 @@ static const char *const file_questions[DEMO_QUESTIONS] = {
     "What does the text above say first? Answer in one sentence.",
 };
 
+/* Bytes of the UTF-8 character at text, at most left; 0 when there is none, or it is a NUL: the
+ * tokenizer of llama.cpp ends the process on such bytes. */
+static size_t character(const unsigned char *text, size_t left)
+{
+    size_t n = text[0] < 0x80   ? 1
+               : text[0] < 0xc2 ? 0
+               : text[0] < 0xe0 ? 2
+               : text[0] < 0xf0 ? 3
+                                : 4;
+
+    if (n == 0 || n > left || text[0] == 0 || text[0] > 0xf4)
+        return 0;
+    for (size_t i = 1; i < n; i++)
+        if ((text[i] & 0xc0) != 0x80)
+            return 0;
+    /* overlong forms, surrogates, beyond U+10FFFF */
+    if ((text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xed && text[1] > 0x9f) ||
+        (text[0] == 0xf0 && text[1] < 0x90) || (text[0] == 0xf4 && text[1] > 0x8f))
+        return 0;
+    return n;
+}
+
+static int is_text(const char *text, size_t len)
+{
+    for (size_t at = 0, n; at < len; at += n) {
+        n = character((const unsigned char *)text + at, len - at);
+        if (n == 0)
+            return 0;
+    }
+    return 1;
+}
+
 /* Why what was read is no text to ask about; NULL: it is one. */
 static const char *text_problem(const char *text, FILE *file, size_t len, int error)
 {
@@ -40,7 +72,9 @@ static const char *text_problem(const char *text, FILE *file, size_t len, int er
         return error == EISDIR ? "is a directory: name a text file" : "cannot be read";
     if (len == 0)
         return "is empty";
-    return len == FILE_BYTES_MAX ? "is too long: less than 16 MiB, please" : NULL;
+    if (len == FILE_BYTES_MAX)
+        return "is too long: less than 16 MiB, please";
+    return is_text(text, len) ? NULL : "is not UTF-8 text";
 }
 
 static char *read_file(const char *path, size_t *len)

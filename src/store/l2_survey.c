@@ -212,8 +212,11 @@ static void read_journal_page(struct kvt_io *io, struct kvt_l2_survey *survey, v
     bytes = io->ops->size(io, file);
     survey->journal_bytes = bytes > 0 ? (uint64_t)bytes : 0;
     memset(page, 0, KVT_PAGE_BYTES);
-    survey->journal_ok = kvt_io_read_now(io, file, 0, page, KVT_PAGE_BYTES) >= 0 &&
-                         !kvt_journal_page_check(first, 0, first->epoch);
+    if (kvt_io_read_now(io, file, 0, page, KVT_PAGE_BYTES) < 0)
+        survey->journal_status = KVT_E_CORRUPT;
+    else
+        survey->journal_status = kvt_journal_page_check(first, 0, first->epoch);
+    survey->journal_ok = !survey->journal_status;
     io->ops->close(io, file);
 }
 
@@ -328,6 +331,8 @@ int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey)
     for (int copy = 0; copy < 2; copy++)
         if (survey->superblock_status[copy] == KVT_E_NEWER)
             return KVT_E_NEWER;
+    if (survey->journal_status == KVT_E_NEWER)
+        return KVT_E_NEWER;
     for (uint32_t i = 0; i < survey->segment_count; i++) {
         if (survey->segments[i].status == KVT_E_NEWER)
             return KVT_E_NEWER;

@@ -43,8 +43,9 @@ struct kvt_l2_survey {
     int superblock_status[2];
     uint64_t superblock_bytes;
     bool superblock_file, journal_file, stats_file, lock_file;
-    bool lock_ok;    /* the lock file holds nothing, or a process id */
-    bool journal_ok; /* page 0 is valid */
+    bool lock_ok;       /* the lock file holds nothing, or a process id */
+    bool journal_ok;    /* page 0 is valid */
+    int journal_status; /* of its page 0, where there is a journal */
     uint64_t journal_bytes;
     struct kvt_l2_survey_segment *segments; /* by number */
     uint32_t segment_count, segment_capacity;

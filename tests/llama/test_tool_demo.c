@@ -379,14 +379,21 @@ static void test_bad_text(void **state)
 {
     (void)state;
     static struct outcome outcome;
-    char empty[128];
+    char empty[128], binary[128];
 
     snprintf(empty, sizeof(empty), "%s/empty", work);
     FILE *file = fopen(empty, "wb");
     assert_non_null(file);
     fclose(file);
-    const char *const cases[][2] = {
-        {"/tmp", "is a directory"}, {empty, "is empty"}, {"/dev/zero", "is too long"}};
+    snprintf(binary, sizeof(binary), "%s/binary", work);
+    file = fopen(binary, "wb");
+    assert_non_null(file);
+    fputs("a text with \xff in it", file);
+    fclose(file);
+    const char *const cases[][2] = {{"/tmp", "is a directory"},
+                                    {empty, "is empty"},
+                                    {"/dev/zero", "is too long"},
+                                    {binary, "is not UTF-8"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         demo(&outcome, (const char *[]){"--model", model, "--threads", "1", "--prompt-file",
                                         cases[i][0], NULL});
@@ -394,6 +401,7 @@ static void test_bad_text(void **state)
             fail_msg("case %zu: exit %d, '%s'", i, outcome.status, outcome.err);
     }
     assert_int_equal(unlink(empty), 0);
+    assert_int_equal(unlink(binary), 0);
 }
 
 /* Ctrl-C at different moments: a clean end, no process left, and the store opens afterwards. */

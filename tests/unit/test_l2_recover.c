@@ -351,6 +351,20 @@ static void test_c24_newer_version_is_left_alone(void **state)
     }
     destroy(copy);
     copy = clone(io);
+    struct kvt_journal_page *journal = aligned_alloc(KVT_PAGE_BYTES, sizeof *journal);
+    assert_non_null(journal);
+    memset(journal, 0, sizeof *journal);
+    journal->magic = KVT_JOURNAL_MAGIC;
+    journal->version = KVT_DISK_VERSION + 1;
+    kvt_journal_page_finish(journal);
+    set_page(copy, "journal", 0, journal);
+    free(journal);
+    before = digest(copy);
+    assert_int_equal(l2_env_open(&env, copy), KVT_E_NEWER);
+    assert_int_equal(kvt_l2_probe(copy), KVT_E_NEWER);
+    assert_true(digest(copy) == before);
+    destroy(copy);
+    copy = clone(io);
     header = page_of(copy, "seg-00000001", 0);
     header->version = KVT_DISK_VERSION + 7;
     kvt_segment_header_finish(header);
