@@ -38,7 +38,8 @@ extern "C" {
     X(KVT_E_DROPPED, -5032, "dropped: the write queue or the slots were full")                   \
     X(KVT_E_MISS, -5033, "not present (per-block status only; never a function's error)")        \
     X(KVT_E_UNSUPPORTED, -5040, "not supported by this build, model or engine")                  \
-    X(KVT_E_ENGINE, -5041, "the engine refused a call or returned state we do not understand")
+    X(KVT_E_ENGINE, -5041, "the engine refused a call or returned state we do not understand")   \
+    X(KVT_E_DEVICE, -5042, "the GPU or its driver failed; its tier is offline")
 
 enum kvt_error {
 #define KVT_X(name, value, text) name = (value),
