@@ -15,6 +15,7 @@ ALLOWED = {
     "src/io": {"base", "io"},
     "src/store": {"base", "format", "io", "store"},
     "src/client": {"base", "format", "codec", "client", "store/owner.h", "io/io.h"},
+    "src/gpu": {"base", "format", "codec", "gpu"},
     "src/adapters": {"adapters"},
 }
 STANDARD = {

@@ -1,0 +1,273 @@
+/* One device: driver, primary context, kernels, pinned host memory. See gpu.h.
+ *
+ * Invariants: the primary context is retained once and is current only inside our calls, so that we
+ * live beside PyTorch and anybody else; the device is offline from the first result that says its
+ * context is lost, and then nothing but release is attempted. Threads: any; the lock covers the
+ * table of pinned regions.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/driver.h"
+#include "gpu/gpu_internal.h"
+
+#define CAPABILITY_MIN 80 /* the kernels use cvt.bf16x2, redux and int8 tensor instructions */
+
+int kvt_gpu_kernels_built(void)
+{
+    return kvt_gpu_images_built;
+}
+
+int kvt_gpu_check(struct kvt_gpu *gpu, kvt_cu_result result)
+{
+    if (result >= KVT_CU_FIRST_STICKY && result <= KVT_CU_LAST_STICKY) {
+        int fine = 0;
+        atomic_compare_exchange_strong_explicit(&gpu->offline, &fine, result, memory_order_relaxed,
+                                                memory_order_relaxed);
+    }
+    return kvt_cuda_status(result);
+}
+
+int kvt_gpu_offline(const struct kvt_gpu *gpu)
+{
+    return atomic_load_explicit(&gpu->offline, memory_order_relaxed) != 0;
+}
+
+const char *kvt_gpu_offline_reason(const struct kvt_gpu *gpu)
+{
+    int result = atomic_load_explicit(&gpu->offline, memory_order_relaxed);
+    return result == 0 ? "" : kvt_cuda_error_name(&gpu->cuda, result);
+}
+
+void kvt_gpu_info(const struct kvt_gpu *gpu, struct kvt_gpu_info *info)
+{
+    *info = gpu->info;
+}
+
+int kvt_gpu_enter(struct kvt_gpu *gpu)
+{
+    if (kvt_gpu_offline(gpu))
+        return KVT_E_DEVICE;
+    return kvt_gpu_check(gpu, gpu->cuda.context_push(gpu->context)) == 0 ? 0 : KVT_E_DEVICE;
+}
+
+int kvt_gpu_enter_to_release(struct kvt_gpu *gpu)
+{
+    return gpu->cuda.context_push(gpu->context) == KVT_CU_OK ? 0 : KVT_E_DEVICE;
+}
+
+void kvt_gpu_leave(struct kvt_gpu *gpu)
+{
+    kvt_cu_context ours;
+    (void)kvt_gpu_check(gpu, gpu->cuda.context_pop(&ours));
+}
+
+/* ---- open and close ---- */
+
+static int read_info(struct kvt_gpu *gpu)
+{
+    const struct {
+        int attribute;
+        int *out;
+    } wanted[] = {
+        {KVT_CU_ATTR_MULTIPROCESSORS, &gpu->info.multiprocessors},
+        {KVT_CU_ATTR_COPY_ENGINES, &gpu->info.copy_engines},
+    };
+    int major = 0, minor = 0;
+    kvt_cu_result result =
+        gpu->cuda.device_name(gpu->info.name, (int)sizeof(gpu->info.name), gpu->device);
+    for (size_t i = 0; i < sizeof(wanted) / sizeof(wanted[0]) && result == KVT_CU_OK; i++)
+        result = gpu->cuda.device_attribute(wanted[i].out, wanted[i].attribute, gpu->device);
+    if (result == KVT_CU_OK)
+        result = gpu->cuda.device_attribute(&major, KVT_CU_ATTR_CAPABILITY_MAJOR, gpu->device);
+    if (result == KVT_CU_OK)
+        result = gpu->cuda.device_attribute(&minor, KVT_CU_ATTR_CAPABILITY_MINOR, gpu->device);
+    gpu->info.capability = 10 * major + minor;
+    gpu->info.driver_version = gpu->cuda.version;
+    return kvt_gpu_check(gpu, result);
+}
+
+static int choose_device(struct kvt_gpu *gpu, int ordinal, char *reason, size_t len)
+{
+    int count = 0;
+    int status = kvt_gpu_check(gpu, gpu->cuda.device_count(&count));
+    if (status == 0 && (ordinal < 0 || ordinal >= count)) {
+        snprintf(reason, len, "there is no CUDA device %d; this process sees %d", ordinal, count);
+        return KVT_E_UNSUPPORTED;
+    }
+    if (status == 0)
+        status = kvt_gpu_check(gpu, gpu->cuda.device_get(&gpu->device, ordinal));
+    if (status == 0)
+        status = read_info(gpu);
+    if (status != 0) {
+        snprintf(reason, len, "CUDA device %d does not answer", ordinal);
+        return status;
+    }
+    if (gpu->info.capability < CAPABILITY_MIN) {
+        snprintf(reason, len, "%s has compute capability %d.%d; the kernels need 8.0",
+                 gpu->info.name, gpu->info.capability / 10, gpu->info.capability % 10);
+        return KVT_E_UNSUPPORTED;
+    }
+    gpu->ordinal = ordinal;
+    return 0;
+}
+
+static int load_kernels(struct kvt_gpu *gpu, char *reason, size_t len)
+{
+    for (int i = 0; i < KVT_GPU_KERNELS; i++) {
+        const struct kvt_gpu_image *image = &kvt_gpu_images[i];
+        kvt_cu_result result = gpu->cuda.module_load(&gpu->modules[i], image->bytes);
+        if (result == KVT_CU_OK)
+            result = gpu->cuda.module_function(&gpu->kernels[i], gpu->modules[i], image->kernel);
+        if (result == KVT_CU_OK && image->shared_bytes > 0)
+            result = gpu->cuda.function_set(gpu->kernels[i], KVT_CU_FUNC_MAX_DYNAMIC_SHARED,
+                                            (int)image->shared_bytes);
+        if (result != KVT_CU_OK) {
+            snprintf(reason, len, "kernel %s does not load on %s: %s", image->kernel,
+                     gpu->info.name, kvt_cuda_error_name(&gpu->cuda, result));
+            return kvt_gpu_check(gpu, result);
+        }
+    }
+    return 0;
+}
+
+static int open_context(struct kvt_gpu *gpu, char *reason, size_t len)
+{
+    int greatest = 0;
+    kvt_cu_result result = gpu->cuda.context_retain(&gpu->context, gpu->device);
+    if (result != KVT_CU_OK) {
+        gpu->context = NULL;
+        snprintf(reason, len, "no context on %s: %s", gpu->info.name,
+                 kvt_cuda_error_name(&gpu->cuda, result));
+        return kvt_gpu_check(gpu, result);
+    }
+    int status = kvt_gpu_enter(gpu);
+    if (status != 0) {
+        snprintf(reason, len, "the context of %s cannot be used", gpu->info.name);
+        return status;
+    }
+    status = kvt_gpu_check(gpu, gpu->cuda.priority_range(&gpu->least_priority, &greatest));
+    if (status != 0)
+        snprintf(reason, len, "%s does not tell its stream priorities", gpu->info.name);
+    else
+        status = load_kernels(gpu, reason, len);
+    kvt_gpu_leave(gpu);
+    return status;
+}
+
+int kvt_gpu_open(const struct kvt_gpu_opts *opts, struct kvt_gpu **out, char *reason,
+                 size_t reason_len)
+{
+    char own_reason[160];
+    if (reason == NULL) {
+        reason = own_reason;
+        reason_len = sizeof(own_reason);
+    }
+    if (!kvt_gpu_images_built) {
+        snprintf(reason, reason_len, "no GPU kernels in this build (nvcc was not found)");
+        return KVT_E_UNSUPPORTED;
+    }
+    struct kvt_gpu *gpu = calloc(1, sizeof(*gpu));
+    if (gpu == NULL)
+        return -ENOMEM;
+    pthread_mutex_init(&gpu->lock, NULL);
+    int status = kvt_cuda_load(&gpu->cuda, opts->library, reason, reason_len);
+    if (status == 0)
+        status = choose_device(gpu, opts->device, reason, reason_len);
+    if (status == 0)
+        status = open_context(gpu, reason, reason_len);
+    if (status != 0) {
+        kvt_gpu_close(gpu);
+        return status;
+    }
+    *out = gpu;
+    return 0;
+}
+
+void kvt_gpu_close(struct kvt_gpu *gpu)
+{
+    if (gpu == NULL)
+        return;
+    if (gpu->context != NULL) {
+        if (kvt_gpu_enter_to_release(gpu) == 0) {
+            for (size_t i = 0; i < gpu->region_count; i++)
+                (void)gpu->cuda.host_unregister(gpu->regions[i].host);
+            for (int i = 0; i < KVT_GPU_KERNELS; i++)
+                if (gpu->modules[i] != NULL)
+                    (void)gpu->cuda.module_unload(gpu->modules[i]);
+            kvt_gpu_leave(gpu);
+        }
+        (void)gpu->cuda.context_release(gpu->device);
+    }
+    kvt_cuda_unload(&gpu->cuda);
+    pthread_mutex_destroy(&gpu->lock);
+    free(gpu);
+}
+
+/* ---- pinned memory ---- */
+
+static int register_region(struct kvt_gpu *gpu, void *memory, size_t bytes)
+{
+    struct kvt_gpu_region *region = &gpu->regions[gpu->region_count];
+    kvt_cu_result result =
+        gpu->cuda.host_register(memory, bytes, KVT_CU_HOST_PORTABLE | KVT_CU_HOST_DEVICE_MAP);
+    if (result != KVT_CU_OK)
+        return kvt_gpu_check(gpu, result);
+    result = gpu->cuda.host_device_ptr(&region->device, memory, 0);
+    if (result != KVT_CU_OK) {
+        (void)gpu->cuda.host_unregister(memory);
+        return kvt_gpu_check(gpu, result);
+    }
+    region->host = memory;
+    region->bytes = bytes;
+    gpu->region_count++;
+    return 0;
+}
+
+int kvt_gpu_pin(struct kvt_gpu *gpu, void *memory, size_t bytes)
+{
+    if (memory == NULL || bytes == 0 || (uintptr_t)memory % 4096 != 0)
+        return KVT_E_INVAL;
+    int status = kvt_gpu_enter(gpu);
+    if (status != 0)
+        return status;
+    pthread_mutex_lock(&gpu->lock);
+    status = gpu->region_count == KVT_GPU_REGIONS_MAX ? KVT_E_LIMIT
+                                                      : register_region(gpu, memory, bytes);
+    pthread_mutex_unlock(&gpu->lock);
+    kvt_gpu_leave(gpu);
+    return status;
+}
+
+void kvt_gpu_unpin(struct kvt_gpu *gpu, void *memory)
+{
+    pthread_mutex_lock(&gpu->lock);
+    for (size_t i = 0; i < gpu->region_count; i++) {
+        if (gpu->regions[i].host != memory)
+            continue;
+        if (kvt_gpu_enter_to_release(gpu) == 0) {
+            (void)kvt_gpu_check(gpu, gpu->cuda.host_unregister(memory));
+            kvt_gpu_leave(gpu);
+        }
+        gpu->regions[i] = gpu->regions[--gpu->region_count];
+        break;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+kvt_cu_ptr kvt_gpu_pinned(struct kvt_gpu *gpu, const void *memory, size_t bytes)
+{
+    kvt_cu_ptr device = 0;
+    const char *at = memory;
+    pthread_mutex_lock(&gpu->lock);
+    for (size_t i = 0; i < gpu->region_count && device == 0; i++) {
+        const struct kvt_gpu_region *region = &gpu->regions[i];
+        if (at >= region->host && bytes <= region->bytes &&
+            (size_t)(at - region->host) <= region->bytes - bytes)
+            device = region->device + (kvt_cu_ptr)(at - region->host);
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return device;
+}

@@ -1,0 +1,135 @@
+/* Blocks between pinned host records and a paged pool in GPU memory, coded and decoded by the GPU.
+ *
+ *   kvt_gpu       one device: driver, shared primary context, kernels, pinned host memory
+ *   kvt_gpu_plan  one (layout, group, level, pool): tables and staging, all allocated at creation
+ *   kvt_gpu_job   one batch of blocks in flight: asynchronous, ends with an event
+ *
+ * Records are whole records of format/record.h: header, payload, padding. The bytes are those of
+ * the scalar codec, the checksum that of kvt_record_checksum(). The engine's context stays current
+ * as it was; nothing here synchronises the device.
+ * Threads: kvt_gpu from any thread; a plan and its jobs by one thread at a time.
+ * Errors:  kvtier/error.h. KVT_E_DEVICE puts the device offline for good (kvt_gpu_offline()): every
+ *          later call returns it, running jobs report it; the process and the store live on.
+ */
+#ifndef KVT_GPU_GPU_H
+#define KVT_GPU_GPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvtier/error.h"
+#include "kvtier/layout.h"
+
+#define KVT_GPU_RESULT __attribute__((warn_unused_result))
+
+struct kvt_gpu;
+struct kvt_gpu_plan;
+struct kvt_gpu_job;
+
+/* ---- device ---- */
+
+struct kvt_gpu_opts {
+    int device;          /* CUDA ordinal */
+    const char *library; /* of the driver; NULL: "libcuda.so.1" */
+};
+
+/* Open a device. reason (optional): one sentence why not.
+ * 0; KVT_E_UNSUPPORTED no driver, too old, no such device, compute capability below 8.0, no GPU
+ * kernels in this build; -ENOMEM; KVT_E_DEVICE. Blocks. Owned until kvt_gpu_close(). */
+KVT_GPU_RESULT int kvt_gpu_open(const struct kvt_gpu_opts *opts, struct kvt_gpu **out, char *reason,
+                                size_t reason_len);
+void kvt_gpu_close(struct kvt_gpu *gpu); /* plans must be gone; NULL is allowed */
+
+/* 1 when this build has kernels in it; 0: "no GPU kernels in this build". */
+int kvt_gpu_kernels_built(void);
+
+struct kvt_gpu_info {
+    char name[96];
+    int driver_version; /* 13000: CUDA 13.0 */
+    int capability;     /* 90: 9.0 */
+    int multiprocessors;
+    int copy_engines;
+};
+void kvt_gpu_info(const struct kvt_gpu *gpu, struct kvt_gpu_info *info);
+
+int kvt_gpu_offline(const struct kvt_gpu *gpu);
+/* Name of the driver error that put it offline, "" when it is not. Borrowed. */
+const char *kvt_gpu_offline_reason(const struct kvt_gpu *gpu);
+
+/* Pin host memory for direct access by the device. Page-aligned; a region is pinned as a whole and
+ * must be unpinned before it is freed. At most 256 regions. Blocks (about 0.1 s a GiB).
+ * 0; KVT_E_INVAL; KVT_E_LIMIT; -ENOMEM; KVT_E_DEVICE. */
+KVT_GPU_RESULT int kvt_gpu_pin(struct kvt_gpu *gpu, void *memory, size_t bytes);
+void kvt_gpu_unpin(struct kvt_gpu *gpu, void *memory);
+
+/* ---- plan ---- */
+
+struct kvt_gpu_plan_opts {
+    uint32_t ctas;        /* most CTAs at work at a time; 0: 16 */
+    uint32_t move_ctas;   /* of these, for moves over the link by the SMs; 0: a quarter */
+    uint32_t wave;        /* records of one launch, at most 64; 0: chosen by record size */
+    uint32_t depth;       /* waves of staging memory; 0: 3 */
+    uint32_t records_max; /* of one job; 0: 1,024 */
+    uint32_t jobs_max;    /* in flight; 0: 2 */
+};
+
+/* Prepare a pool for one group and level. pool: device addresses; layout and pool are copied.
+ * opts: NULL for defaults.
+ * 0; KVT_E_VERSION, KVT_E_INVAL, KVT_E_LAYOUT, KVT_E_LIMIT from the checks of layout and pool;
+ * KVT_E_INVAL pool memory is not of this device; -ENOMEM; KVT_E_DEVICE. Blocks. */
+KVT_GPU_RESULT int kvt_gpu_plan_new(struct kvt_gpu *gpu, const struct kvt_layout *layout,
+                                    uint16_t group, int level, const struct kvt_pool_desc *pool,
+                                    const struct kvt_gpu_plan_opts *opts,
+                                    struct kvt_gpu_plan **out);
+void kvt_gpu_plan_free(struct kvt_gpu_plan *plan); /* waits for its jobs; NULL is allowed */
+
+/* Bytes of one record of the plan. */
+uint32_t kvt_gpu_plan_record_bytes(const struct kvt_gpu_plan *plan);
+
+/* ---- jobs ---- */
+
+enum kvt_gpu_path {
+    KVT_GPU_PATH_COPY = 1,   /* copy engine between slots and staging in device memory */
+    KVT_GPU_PATH_SM = 2,     /* the SMs move the pages; slots must be pinned, else COPY is taken */
+    KVT_GPU_PATH_DIRECT = 3, /* restore: the decoder reads the slots; no checksum; pinned slots */
+};
+
+struct kvt_gpu_item {
+    void *record;   /* host, kvt_gpu_plan_record_bytes() bytes, 16-byte aligned */
+    uint32_t block; /* page of the pool */
+};
+
+struct kvt_gpu_order {
+    enum kvt_gpu_path path;
+    int guard;    /* evict: judge keys */
+    void *stream; /* CUstream of the engine whose earlier work comes first; with has_stream */
+    int has_stream;
+};
+
+/* Queue pool pages <- records, or records <- pool pages. Records of an eviction come with their
+ * header in place (its checksum field may hold anything); header, payload, padding and checksum are
+ * complete when the job is done.
+ * items: copied. Records and pages are borrowed until the job is done.
+ * 0, *out is owned until kvt_gpu_job_free(); -EAGAIN all jobs are in flight; KVT_E_INVAL n is 0 or
+ * too large, a block out of range, DIRECT without pinned slots; KVT_E_DEVICE. Never blocks. */
+KVT_GPU_RESULT int kvt_gpu_restore(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items,
+                                   size_t n, const struct kvt_gpu_order *order,
+                                   struct kvt_gpu_job **out);
+KVT_GPU_RESULT int kvt_gpu_evict(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items,
+                                 size_t n, const struct kvt_gpu_order *order,
+                                 struct kvt_gpu_job **out);
+
+/* 1 done, 0 not yet, KVT_E_DEVICE. wait: 1 sleeps until it is done. */
+KVT_GPU_RESULT int kvt_gpu_job_poll(struct kvt_gpu_job *job, int wait);
+/* Later work on the engine's stream waits for the job, without the CPU. 0, KVT_E_DEVICE. */
+KVT_GPU_RESULT int kvt_gpu_job_join(struct kvt_gpu_job *job, void *stream);
+
+/* Outcome of one record of a job that is done. checksum (optional): what the device computed.
+ * 0; KVT_E_CORRUPT (restore: it is not the header's: the page holds garbage); KVT_E_GUARD,
+ * KVT_E_NONFINITE (evict: the payload is undefined, take the next level); KVT_E_DEVICE.
+ * A DIRECT restore has no checksum: 0, *checksum = 0; the caller verifies the record itself. */
+KVT_GPU_RESULT int kvt_gpu_job_result(const struct kvt_gpu_job *job, size_t index,
+                                      uint64_t *checksum);
+void kvt_gpu_job_free(struct kvt_gpu_job *job); /* waits; NULL is allowed */
+
+#endif

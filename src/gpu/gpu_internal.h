@@ -1,0 +1,136 @@
+/* Shared by the files of this folder; see gpu.h. */
+#ifndef KVT_GPU_INTERNAL_H
+#define KVT_GPU_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "gpu/cuda_abi.h"
+#include "gpu/gpu.h"
+#include "gpu/kernel_abi.h"
+
+/* ---- kernel images (images.c, or images_none.c in a build without nvcc) ---- */
+
+struct kvt_gpu_image {
+    const char *kernel;    /* name of the function in it */
+    const void *bytes;     /* fatbin */
+    uint32_t shared_bytes; /* dynamic shared memory of a CTA */
+};
+extern const struct kvt_gpu_image kvt_gpu_images[];
+extern const int kvt_gpu_images_built;
+
+enum kvt_gpu_kernel { /* order of kvt_gpu_images */
+                      KVT_GPU_DECODE,
+                      KVT_GPU_ENCODE_C4,
+                      KVT_GPU_ENCODE_C5,
+                      KVT_GPU_ENCODE_UNIFORM,
+                      KVT_GPU_RAW_GATHER,
+                      KVT_GPU_RAW_SCATTER,
+                      KVT_GPU_PAGES,
+                      KVT_GPU_KERNELS
+};
+
+/* ---- device ---- */
+
+#define KVT_GPU_REGIONS_MAX 256u
+
+struct kvt_gpu_region { /* pinned host memory */
+    char *host;
+    size_t bytes;
+    kvt_cu_ptr device;
+};
+
+struct kvt_gpu {
+    struct kvt_cuda cuda;
+    struct kvt_gpu_info info;
+    int ordinal;
+    kvt_cu_device device;
+    kvt_cu_context context; /* the primary one, retained */
+    int least_priority;
+    kvt_cu_module modules[KVT_GPU_KERNELS];
+    kvt_cu_function kernels[KVT_GPU_KERNELS];
+    atomic_int offline;   /* the first sticky kvt_cu_result; 0: fine. relaxed: a flag, no data */
+    pthread_mutex_t lock; /* of the regions */
+    struct kvt_gpu_region regions[KVT_GPU_REGIONS_MAX];
+    size_t region_count;
+};
+
+/* Make our context current, and give the caller's back. enter: 0 or KVT_E_DEVICE, after which no
+ * leave is due. */
+KVT_GPU_RESULT int kvt_gpu_enter(struct kvt_gpu *gpu);
+/* The same for giving things back, which is attempted on a lost device as well: the driver refuses
+ * what it must. */
+KVT_GPU_RESULT int kvt_gpu_enter_to_release(struct kvt_gpu *gpu);
+void kvt_gpu_leave(struct kvt_gpu *gpu);
+
+/* Turn a result into a status; one that says the context is lost puts the device offline. */
+int kvt_gpu_check(struct kvt_gpu *gpu, kvt_cu_result result);
+
+/* Device address of pinned host memory; 0 when it is not (wholly) pinned. */
+kvt_cu_ptr kvt_gpu_pinned(struct kvt_gpu *gpu, const void *memory, size_t bytes);
+
+/* ---- plan ---- */
+
+#define KVT_GPU_CLASSES 4 /* decode handles 0 to 2 at once; encode and raw one class a launch */
+enum kvt_gpu_class { KVT_GPU_CLASS_C4, KVT_GPU_CLASS_C5, KVT_GPU_CLASS_UNIFORM, KVT_GPU_CLASS_RAW };
+
+#define KVT_GPU_DEPTH_MAX 8u
+#define KVT_GPU_JOBS_MAX 16u
+
+struct kvt_gpu_span { /* consecutive parts of the table */
+    uint32_t first_part, part_count;
+    uint32_t first_unit, unit_count;
+    uint32_t units_per_part; /* 0: they differ */
+};
+
+struct kvt_gpu_wave {   /* one stage of the staging ring */
+    kvt_cu_ptr staging; /* wave records */
+    kvt_cu_ptr status, counters, page_hashes;
+    kvt_cu_event ready, checked, empty; /* first step, page kernel, last step done */
+};
+
+struct kvt_gpu_job {
+    struct kvt_gpu_plan *plan;
+    int busy;
+    int evict;
+    enum kvt_gpu_path path;
+    int error; /* of queueing, or of the device */
+    int done;
+    size_t count;
+    kvt_cu_event event;
+    struct kvt_gpu_result *results; /* pinned, records_max */
+    kvt_cu_ptr results_device;
+    uint8_t *headers; /* pinned, 128 bytes a record */
+    kvt_cu_ptr headers_device;
+    struct kvt_gpu_item *items;
+};
+
+struct kvt_gpu_plan {
+    struct kvt_gpu *gpu;
+    struct kvt_gpu_plan_opts opts; /* defaults filled in */
+    uint32_t block_count;
+    uint32_t payload_bytes, record_bytes, pages;
+    kvt_cu_ptr parts; /* struct kvt_gpu_part[] */
+    struct kvt_gpu_span classes[KVT_GPU_CLASSES], coded;
+    kvt_cu_stream move_stream, code_stream; /* over the link; kernels that code */
+    kvt_cu_stream check_stream;             /* the page kernel, where it has CTAs of its own */
+    uint32_t check_ctas;                    /* 0: it runs on the code stream, with all */
+    kvt_cu_event entry;                     /* the engine's stream at the time of the call */
+    struct kvt_gpu_wave waves[KVT_GPU_DEPTH_MAX];
+    uint32_t next_wave;
+    void *pinned; /* results and headers of all jobs */
+    kvt_cu_ptr device_memory;
+    struct kvt_gpu_item *items;
+    struct kvt_gpu_job jobs[KVT_GPU_JOBS_MAX];
+};
+
+/* Wait until nothing of the plan runs any more. Our context is current. */
+void kvt_gpu_plan_sync(struct kvt_gpu_plan *plan);
+
+/* Table of parts for a group (plan_table.c). parts: room for layout->part_count. Fills classes and
+ * coded. Returns the number of parts. Pure. */
+uint32_t kvt_gpu_table(const struct kvt_layout *layout, uint16_t group, int level,
+                       const struct kvt_pool_desc *pool, struct kvt_gpu_part *parts,
+                       struct kvt_gpu_span classes[KVT_GPU_CLASSES], struct kvt_gpu_span *coded);
+
+#endif

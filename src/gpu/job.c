@@ -1,0 +1,431 @@
+/* Jobs: batches of records over the link, in waves. See gpu.h.
+ *
+ * A wave is the records of one launch and one stage of the staging ring. Three streams: the move
+ * stream carries bytes over the link (copy engine, or the page kernel on pinned slots), the code
+ * stream runs the coders, the check stream the page kernel (on few CTAs it shares the code stream).
+ * Events in brackets are waited for, those after an arrow recorded:
+ *
+ *             move stream                check stream                  code stream
+ *   restore   [empty] slots -> staging   [ready] checksums -> checked  [ready] decode, scatter
+ *             -> ready                                                 [checked] -> empty
+ *   evict     [checked] staging ->       [ready] header, padding,      [empty] gather, encode
+ *             slots -> empty             checksums -> checked          -> ready
+ *
+ * So waves overlap in all three, and the ring is the only coupling. Path SM has no check of its
+ * own: the move does it. Everything here only queues; nothing waits but kvt_gpu_job_poll(wait),
+ * kvt_gpu_job_free() and a call that failed half-way.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "format/record.h"
+#include "gpu/gpu_internal.h"
+
+#define FIRST_EVICT_WAVE 4u
+
+/* What one wave works on. */
+struct batch {
+    struct kvt_gpu_job *job;
+    struct kvt_gpu_wave *wave;
+    size_t first;
+    uint32_t count;
+    kvt_cu_ptr slots[KVT_GPU_RECORDS_MAX]; /* device addresses; 0: not pinned */
+};
+
+static int launch(struct kvt_gpu *gpu, enum kvt_gpu_kernel kernel, uint32_t ctas, uint64_t warps,
+                  void *parameter, kvt_cu_stream stream)
+{
+    void *parameters[1] = {parameter};
+    uint64_t needed = (warps + KVT_GPU_WARPS - 1) / KVT_GPU_WARPS;
+    return kvt_gpu_check(
+        gpu, gpu->cuda.launch(gpu->kernels[kernel], (unsigned)KVT_MIN((uint64_t)ctas, needed), 1, 1,
+                              KVT_GPU_WARPS * 32, 1, 1, kvt_gpu_images[kernel].shared_bytes, stream,
+                              parameters, NULL));
+}
+
+static kvt_cu_ptr staging_of(const struct batch *batch, uint32_t i)
+{
+    return batch->wave->staging + (kvt_cu_ptr)i * batch->job->plan->record_bytes;
+}
+
+/* ---- kernels of a wave ---- */
+
+static int run_coding(const struct batch *batch, enum kvt_gpu_kernel kernel,
+                      const struct kvt_gpu_span *span, int guard)
+{
+    struct kvt_gpu_plan *plan = batch->job->plan;
+    int direct = batch->job->path == KVT_GPU_PATH_DIRECT;
+    if (span->part_count == 0)
+        return 0;
+    struct kvt_gpu_coding coding = {
+        .parts = plan->parts + span->first_part * sizeof(struct kvt_gpu_part),
+        .status = batch->wave->status,
+        .part_count = span->part_count,
+        .first_unit = span->first_unit,
+        .unit_count = span->unit_count,
+        .units_per_part = span->units_per_part,
+        .records = batch->count,
+        .guard = (uint32_t)guard,
+    };
+    for (uint32_t i = 0; i < batch->count; i++) {
+        coding.payload[i] =
+            (direct ? batch->slots[i] : staging_of(batch, i)) + KVT_GPU_HEADER_BYTES;
+        coding.block[i] = batch->job->items[batch->first + i].block;
+    }
+    uint32_t ctas = plan->opts.ctas; /* less those of the page kernel beside us */
+    if (batch->job->path == KVT_GPU_PATH_SM)
+        ctas = KVT_MAX(ctas - plan->opts.move_ctas, 1u);
+    else if (batch->job->path == KVT_GPU_PATH_COPY)
+        ctas -= plan->check_ctas;
+    return launch(plan->gpu, kernel, ctas, (uint64_t)span->unit_count * batch->count, &coding,
+                  plan->code_stream);
+}
+
+/* Page kernel: move when from and to differ, complete the record when make is set. */
+static int run_paging(const struct batch *batch, int make, int from_slots, int to_slots,
+                      uint32_t ctas, kvt_cu_stream stream)
+{
+    struct kvt_gpu_job *job = batch->job;
+    struct kvt_gpu_plan *plan = job->plan;
+    struct kvt_gpu_paging paging = {
+        .counters = batch->wave->counters,
+        .page_hashes = batch->wave->page_hashes,
+        .status = make ? batch->wave->status : 0,
+        .results = job->results_device + batch->first * sizeof(struct kvt_gpu_result),
+        .records = batch->count,
+        .pages = plan->pages,
+        .used_bytes = KVT_GPU_HEADER_BYTES + plan->payload_bytes,
+        .make = (uint32_t)make,
+    };
+    for (uint32_t i = 0; i < batch->count; i++) {
+        paging.from[i] = from_slots ? batch->slots[i] : staging_of(batch, i);
+        paging.to[i] = to_slots ? batch->slots[i] : staging_of(batch, i);
+        paging.header[i] = job->headers_device + (batch->first + i) * KVT_GPU_HEADER_BYTES;
+    }
+    return launch(plan->gpu, KVT_GPU_PAGES, ctas, (uint64_t)plan->pages * batch->count, &paging,
+                  stream);
+}
+
+/* ---- copies of a wave ---- */
+
+/* Records that are neighbours in host memory (and so in staging) go as one piece. */
+struct pieces {
+    size_t count;
+    kvt_cu_ptr staging[KVT_GPU_RECORDS_MAX], host[KVT_GPU_RECORDS_MAX];
+    size_t bytes[KVT_GPU_RECORDS_MAX];
+    int pinned;
+};
+
+static void find_pieces(const struct batch *batch, struct pieces *pieces)
+{
+    const struct kvt_gpu_item *items = batch->job->items + batch->first;
+    size_t record_bytes = batch->job->plan->record_bytes;
+    pieces->count = 0;
+    pieces->pinned = 1;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        kvt_cu_ptr host = (uintptr_t)items[i].record;
+        size_t last = pieces->count - 1; /* not used when there is none */
+        pieces->pinned &= batch->slots[i] != 0;
+        if (pieces->count > 0 && host == pieces->host[last] + pieces->bytes[last]) {
+            pieces->bytes[last] += record_bytes;
+            continue;
+        }
+        pieces->host[pieces->count] = host;
+        pieces->staging[pieces->count] = staging_of(batch, i);
+        pieces->bytes[pieces->count++] = record_bytes;
+    }
+}
+
+/* One call for all pieces where the driver can: between separate copies the engine idles for some
+ * 3 us, as long as half a record takes. */
+static int run_copies(const struct batch *batch)
+{
+    struct kvt_gpu_plan *plan = batch->job->plan;
+    const struct kvt_cuda *cuda = &plan->gpu->cuda;
+    int evict = batch->job->evict, status = 0;
+    struct pieces pieces;
+    find_pieces(batch, &pieces);
+    if (cuda->copy_batch != NULL && pieces.pinned && pieces.count > 1) {
+        struct kvt_cu_copy_attributes attributes = {.source_order = 1, .flags = 1};
+        size_t start = 0, failed = 0;
+        return kvt_gpu_check(plan->gpu, cuda->copy_batch(evict ? pieces.host : pieces.staging,
+                                                         evict ? pieces.staging : pieces.host,
+                                                         pieces.bytes, pieces.count, &attributes,
+                                                         &start, 1, &failed, plan->move_stream));
+    }
+    for (size_t i = 0; i < pieces.count && status == 0; i++) {
+        void *host = (void *)(uintptr_t)pieces.host[i];
+        kvt_cu_result result = evict
+                                   ? cuda->copy_to_host_async(host, pieces.staging[i],
+                                                              pieces.bytes[i], plan->move_stream)
+                                   : cuda->copy_to_device_async(pieces.staging[i], host,
+                                                                pieces.bytes[i], plan->move_stream);
+        status = kvt_gpu_check(plan->gpu, result);
+    }
+    return status;
+}
+
+/* ---- waves ---- */
+
+static int record(struct kvt_gpu *gpu, kvt_cu_event event, kvt_cu_stream stream)
+{
+    return kvt_gpu_check(gpu, gpu->cuda.event_record(event, stream));
+}
+
+static int await(struct kvt_gpu *gpu, kvt_cu_stream stream, kvt_cu_event event)
+{
+    return kvt_gpu_check(gpu, gpu->cuda.stream_wait(stream, event, 0));
+}
+
+/* The page kernel between two events, in place. */
+static int check_wave(const struct batch *batch, int make)
+{
+    struct kvt_gpu_plan *plan = batch->job->plan;
+    struct kvt_gpu *gpu = plan->gpu;
+    kvt_cu_stream stream = plan->check_ctas > 0 ? plan->check_stream : plan->code_stream;
+    uint32_t ctas = plan->check_ctas > 0 ? plan->check_ctas : plan->opts.ctas;
+    int status = await(gpu, stream, batch->wave->ready);
+    if (status == 0)
+        status = run_paging(batch, make, 0, 0, ctas, stream);
+    return status == 0 ? record(gpu, batch->wave->checked, stream) : status;
+}
+
+static int restore_wave(const struct batch *batch)
+{
+    struct kvt_gpu_plan *plan = batch->job->plan;
+    struct kvt_gpu *gpu = plan->gpu;
+    struct kvt_gpu_wave *wave = batch->wave;
+    enum kvt_gpu_path path = batch->job->path;
+    int status = await(gpu, plan->move_stream, wave->empty);
+    if (status == 0 && path == KVT_GPU_PATH_COPY)
+        status = run_copies(batch);
+    else if (status == 0 && path == KVT_GPU_PATH_SM)
+        status = run_paging(batch, 0, 1, 0, plan->opts.move_ctas, plan->move_stream);
+    if (status == 0)
+        status = record(gpu, wave->ready, plan->move_stream);
+    if (status == 0 && path == KVT_GPU_PATH_COPY)
+        status = check_wave(batch, 0);
+    if (status == 0)
+        status = await(gpu, plan->code_stream, wave->ready);
+    if (status == 0)
+        status = run_coding(batch, KVT_GPU_DECODE, &plan->coded, 0);
+    if (status == 0)
+        status = run_coding(batch, KVT_GPU_RAW_SCATTER, &plan->classes[KVT_GPU_CLASS_RAW], 0);
+    if (status == 0)
+        status = await(gpu, plan->code_stream, wave->checked);
+    return status == 0 ? record(gpu, wave->empty, plan->code_stream) : status;
+}
+
+static int encode_classes(const struct batch *batch, int guard)
+{
+    static const enum kvt_gpu_kernel kernels[KVT_GPU_CLASSES] = {
+        [KVT_GPU_CLASS_C4] = KVT_GPU_ENCODE_C4,
+        [KVT_GPU_CLASS_C5] = KVT_GPU_ENCODE_C5,
+        [KVT_GPU_CLASS_UNIFORM] = KVT_GPU_ENCODE_UNIFORM,
+        [KVT_GPU_CLASS_RAW] = KVT_GPU_RAW_GATHER,
+    };
+    struct kvt_gpu_plan *plan = batch->job->plan;
+    int status = 0;
+    for (int i = 0; i < KVT_GPU_CLASSES && status == 0; i++)
+        status = run_coding(batch, kernels[i], &plan->classes[i], guard);
+    return status;
+}
+
+static int evict_wave(const struct batch *batch, int guard)
+{
+    struct kvt_gpu_plan *plan = batch->job->plan;
+    struct kvt_gpu *gpu = plan->gpu;
+    struct kvt_gpu_wave *wave = batch->wave;
+    int by_sm = batch->job->path == KVT_GPU_PATH_SM;
+    int status = await(gpu, plan->code_stream, wave->empty);
+    if (status == 0)
+        status = kvt_gpu_check(gpu, gpu->cuda.fill_words_async(wave->status, KVT_GPU_STATUS_OK,
+                                                               batch->count, plan->code_stream));
+    if (status == 0)
+        status = encode_classes(batch, guard);
+    if (status == 0)
+        status = record(gpu, wave->ready, plan->code_stream);
+    if (status == 0 && by_sm) {
+        status = await(gpu, plan->move_stream, wave->ready);
+        if (status == 0)
+            status = run_paging(batch, 1, 0, 1, plan->opts.move_ctas, plan->move_stream);
+    } else if (status == 0) {
+        status = check_wave(batch, 1);
+        if (status == 0)
+            status = await(gpu, plan->move_stream, wave->checked);
+        if (status == 0)
+            status = run_copies(batch);
+    }
+    return status == 0 ? record(gpu, wave->empty, plan->move_stream) : status;
+}
+
+/* ---- jobs ---- */
+
+static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, size_t n,
+                   const struct kvt_gpu_order *order, int evict)
+{
+    struct kvt_gpu_plan *plan = job->plan;
+    int pinned = 1;
+    for (size_t i = 0; i < n; i++) {
+        if (items[i].record == NULL || (uintptr_t)items[i].record % 16 != 0 ||
+            items[i].block >= plan->block_count)
+            return KVT_E_INVAL;
+        pinned &= kvt_gpu_pinned(plan->gpu, items[i].record, plan->record_bytes) != 0;
+    }
+    job->path = order->path;
+    if (job->path == KVT_GPU_PATH_DIRECT && (evict || !pinned))
+        return KVT_E_INVAL;
+    if (job->path != KVT_GPU_PATH_COPY && job->path != KVT_GPU_PATH_SM &&
+        job->path != KVT_GPU_PATH_DIRECT)
+        return KVT_E_INVAL;
+    if (!pinned)
+        job->path = KVT_GPU_PATH_COPY;
+    job->evict = evict;
+    job->count = n;
+    job->error = 0;
+    job->done = 0;
+    memcpy(job->items, items, n * sizeof(*items));
+    memset(job->results, 0, n * sizeof(*job->results));
+    for (size_t i = 0; evict && i < n; i++)
+        memcpy(job->headers + i * KVT_GPU_HEADER_BYTES, items[i].record, KVT_GPU_HEADER_BYTES);
+    return 0;
+}
+
+static int queue_waves(struct kvt_gpu_job *job, const struct kvt_gpu_order *order)
+{
+    struct kvt_gpu_plan *plan = job->plan;
+    struct kvt_gpu *gpu = plan->gpu;
+    int status = 0;
+    if (order->has_stream) {
+        status = record(gpu, plan->entry, order->stream);
+        if (status == 0)
+            status = await(gpu, plan->code_stream, plan->entry);
+        if (status == 0)
+            status = await(gpu, plan->move_stream, plan->entry);
+    }
+    /* The link idles while the first wave is encoded: it is small, and they grow from there. */
+    uint32_t size = job->evict ? KVT_MIN(FIRST_EVICT_WAVE, plan->opts.wave) : plan->opts.wave;
+    for (size_t first = 0, count; first < job->count && status == 0; first += count) {
+        count = KVT_MIN(job->count - first, (size_t)size);
+        size = KVT_MIN(2 * size, plan->opts.wave);
+        struct batch batch = {
+            .job = job,
+            .wave = &plan->waves[plan->next_wave],
+            .first = first,
+            .count = (uint32_t)count,
+        };
+        for (uint32_t i = 0; i < batch.count; i++)
+            batch.slots[i] = kvt_gpu_pinned(gpu, job->items[first + i].record, plan->record_bytes);
+        plan->next_wave = (plan->next_wave + 1) % plan->opts.depth;
+        status = job->evict ? evict_wave(&batch, order->guard) : restore_wave(&batch);
+    }
+    kvt_cu_stream last = job->evict ? plan->move_stream : plan->code_stream;
+    return status == 0 ? record(gpu, job->event, last) : status;
+}
+
+static int submit(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, size_t n,
+                  const struct kvt_gpu_order *order, int evict, struct kvt_gpu_job **out)
+{
+    struct kvt_gpu_job *job = NULL;
+    if (n == 0 || n > plan->opts.records_max)
+        return KVT_E_INVAL;
+    for (uint32_t i = 0; i < plan->opts.jobs_max && job == NULL; i++)
+        if (!plan->jobs[i].busy)
+            job = &plan->jobs[i];
+    if (job == NULL)
+        return -EAGAIN;
+    int status = prepare(job, items, n, order, evict);
+    if (status == 0)
+        status = kvt_gpu_enter(plan->gpu);
+    if (status != 0)
+        return status;
+    status = queue_waves(job, order);
+    if (status != 0) { /* what is queued already must be over before slots and pages are free */
+        kvt_gpu_plan_sync(plan);
+    }
+    kvt_gpu_leave(plan->gpu);
+    if (status != 0)
+        return status;
+    job->busy = 1;
+    *out = job;
+    return 0;
+}
+
+int kvt_gpu_restore(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, size_t n,
+                    const struct kvt_gpu_order *order, struct kvt_gpu_job **out)
+{
+    return submit(plan, items, n, order, 0, out);
+}
+
+int kvt_gpu_evict(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, size_t n,
+                  const struct kvt_gpu_order *order, struct kvt_gpu_job **out)
+{
+    return submit(plan, items, n, order, 1, out);
+}
+
+int kvt_gpu_job_poll(struct kvt_gpu_job *job, int wait)
+{
+    struct kvt_gpu *gpu = job->plan->gpu;
+    if (job->error != 0)
+        return job->error;
+    if (job->done)
+        return 1;
+    int status = kvt_gpu_enter(gpu);
+    if (status == 0) {
+        kvt_cu_result result =
+            wait ? gpu->cuda.event_sync(job->event) : gpu->cuda.event_query(job->event);
+        if (result == KVT_CU_NOT_READY) {
+            kvt_gpu_leave(gpu);
+            return 0;
+        }
+        status = kvt_gpu_check(gpu, result) == 0 ? 0 : KVT_E_DEVICE;
+        kvt_gpu_leave(gpu);
+    }
+    job->error = status;
+    job->done = status == 0;
+    return status == 0 ? 1 : status;
+}
+
+int kvt_gpu_job_join(struct kvt_gpu_job *job, void *stream)
+{
+    struct kvt_gpu *gpu = job->plan->gpu;
+    int status = kvt_gpu_enter(gpu);
+    if (status == 0) {
+        status = await(gpu, stream, job->event);
+        kvt_gpu_leave(gpu);
+    }
+    return status == 0 ? 0 : KVT_E_DEVICE;
+}
+
+int kvt_gpu_job_result(const struct kvt_gpu_job *job, size_t index, uint64_t *checksum)
+{
+    if (checksum != NULL)
+        *checksum = 0;
+    if (job->error != 0)
+        return job->error;
+    if (!job->done || index >= job->count)
+        return KVT_E_INVAL;
+    if (job->path == KVT_GPU_PATH_DIRECT)
+        return 0;
+    const struct kvt_gpu_result *result = &job->results[index];
+    if (result->done != 1) /* the kernel never got there */
+        return KVT_E_DEVICE;
+    if (checksum != NULL)
+        *checksum = result->checksum;
+    if (result->status != KVT_GPU_STATUS_OK)
+        return (result->status & 1u) == KVT_GPU_STATUS_NONFINITE ? KVT_E_NONFINITE : KVT_E_GUARD;
+    if (job->evict)
+        return 0;
+    const struct kvt_record_header *header = job->items[index].record;
+    return result->checksum == header->checksum ? 0 : KVT_E_CORRUPT;
+}
+
+void kvt_gpu_job_free(struct kvt_gpu_job *job)
+{
+    if (job == NULL)
+        return;
+    while (kvt_gpu_job_poll(job, 1) == 0) { /* event_sync returned early: ask again */
+    }
+    job->busy = 0;
+}

@@ -1,0 +1,444 @@
+// Gather + encode: what the three encoders share. One warp per (record, part, head, tile), pieces
+// one after another; device.cuh has the lanes and channels, src/codec/scalar.c the arithmetic.
+#pragma once
+
+#include "device.cuh"
+
+namespace kvt {
+
+struct Energy {  // of this lane's two tokens, the same in the four lanes of a row
+    float rows[2], noise[2];
+    float residue;  // of the tile
+};
+
+// What a coder says of one row; energies in the domain of y, not yet divided by D.
+struct Row {
+    uint32_t scale;
+    float energy, noise;
+    bool fine;  // finite
+};
+
+// ---- sums over the channels of a row, in the codec's order ----
+
+// v: E values, already summed over q. The four lanes of a row all get the sum.
+template <int E> __device__ __forceinline__ float row_sum(float *v)
+{
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        v[e] = __fadd_rn(v[e], __shfl_xor_sync(FULL, v[e], 2));
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        v[e] = __fadd_rn(v[e], __shfl_xor_sync(FULL, v[e], 1));
+#pragma unroll
+    for (int half = E / 2; half > 0; half /= 2)
+#pragma unroll
+        for (int e = 0; e < half; e++)
+            v[e] = __fadd_rn(v[e], v[e + half]);
+    return v[0];
+}
+
+// Sum of term(i) over the D/4 channels of each lane of the row. term is evaluated once per channel.
+template <int D, typename F> __device__ __forceinline__ float row_sum_of(F term)
+{
+    constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q;
+    float v[E];
+#pragma unroll
+    for (int e = 0; e < E; e++) {
+        if constexpr (Q == 4) {
+            float a = __fadd_rn(term(e), term(2 * E + e));
+            float b = __fadd_rn(term(E + e), term(3 * E + e));
+            v[e] = __fadd_rn(a, b);
+        } else if constexpr (Q == 2) {
+            v[e] = __fadd_rn(term(e), term(E + e));
+        } else {
+            v[e] = term(e);
+        }
+    }
+    return row_sum<E>(v);
+}
+
+template <int D> __device__ __forceinline__ uint32_t row_largest(const float *y)
+{
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < Geometry<D>::PER; i++)
+        largest = max(largest, __float_as_uint(y[i]) & 0x7fffffffu);
+    largest = max(largest, __shfl_xor_sync(FULL, largest, 1));
+    return max(largest, __shfl_xor_sync(FULL, largest, 2));
+}
+
+// Sum over the tile's tokens: t and t + 8 are in one lane.
+__device__ __forceinline__ float token_sum(const float *two)
+{
+    float v = __fadd_rn(two[0], two[1]);
+    v = __fadd_rn(v, __shfl_xor_sync(FULL, v, 16));
+    v = __fadd_rn(v, __shfl_xor_sync(FULL, v, 8));
+    return __fadd_rn(v, __shfl_xor_sync(FULL, v, 4));
+}
+
+// ---- stored channel means ----
+
+// Means of the channels: lane group g (l/4) gets COUNT local channels from g*COUNT on (D = 16: from
+// (g/2); its neighbour has the same).
+template <int D> struct Means {
+    static constexpr int COUNT = D >= 32 ? D / 32 : 1;
+    float mean[COUNT];
+    uint32_t channel[COUNT];
+};
+
+template <int D>
+__device__ __forceinline__ void channel_means(const float (*x)[D / 4], const Lane &lane,
+                                              Means<D> &means)
+{
+    constexpr int PER = Geometry<D>::PER, E = Geometry<D>::E, COUNT = Means<D>::COUNT;
+    float v[PER];
+#pragma unroll
+    for (int i = 0; i < PER; i++)
+        v[i] = __fadd_rn(x[0][i], x[1][i]);
+#pragma unroll
+    for (int level = 0; level < 3; level++) {
+        int half = PER >> (level + 1), mask = 16 >> level;
+        bool upper = lane.id & mask;
+        if (half == 0) {
+            v[0] = __fadd_rn(v[0], __shfl_xor_sync(FULL, v[0], mask));
+            continue;
+        }
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
+            v[i] = __fadd_rn(keep, __shfl_xor_sync(FULL, give, mask));
+        }
+    }
+    uint32_t first = D >= 32 ? lane.row * COUNT : lane.row / 2;
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        uint32_t i = first + k;
+        means.mean[k] = __fmul_rn(v[k], 0.0625f);
+        means.channel[k] = i / E * 4 * E + lane.c * E + i % E;
+    }
+}
+
+// Choose and store the largest means: out gets 32 bytes, stored[] what a decoder adds back, and
+// mean[] the means themselves (both D floats of shared memory).
+template <int D>
+__device__ __forceinline__ void choose_offsets(const Means<D> &means, const Lane &lane,
+                                               uint8_t *out, float *mean, float *stored)
+{
+    constexpr int COUNT = Means<D>::COUNT;
+    uint32_t taken = 0;
+    bool writes = D >= 32 || (lane.row & 1) == 0;  // D = 16: two lanes have each channel
+#pragma unroll
+    for (int k = 0; k < COUNT; k++)
+        if (writes) {
+            mean[means.channel[k]] = means.mean[k];
+            stored[means.channel[k]] = 0.0f;
+        }
+    if (lane.id < 8)
+        reinterpret_cast<uint32_t *>(out)[lane.id] = 0;
+    __syncwarp();
+#pragma unroll 1
+    for (uint32_t round = 0; round < Geometry<D>::OFFSETS; round++) {
+        uint32_t largest = 0, channel = 0xffffffffu;
+        bool any = false;
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            uint32_t size = __float_as_uint(means.mean[k]) & 0x7fffffffu;
+            if (!(taken >> k & 1) && (!any || size > largest))
+                largest = size, channel = means.channel[k], any = true;
+        }
+        uint32_t best = __reduce_max_sync(FULL, any ? largest : 0u);
+        uint32_t winner = __reduce_min_sync(FULL, any && largest == best ? channel : 0xffffffffu);
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            if (means.channel[k] == winner) {
+                uint32_t half = float_bf16(means.mean[k]);
+                taken |= 1u << k;
+                if (writes) {
+                    out[2 * round] = static_cast<uint8_t>(half);
+                    out[2 * round + 1] = static_cast<uint8_t>(half >> 8);
+                    out[16 + round] = static_cast<uint8_t>(winner);
+                    stored[winner] = bf16_float(half);
+                }
+            }
+    }
+    __syncwarp();
+}
+
+// ---- the transform ----
+
+// Signs, then butterflies from neighbours up: first e, then c (lanes), then q.
+template <int D> __device__ __forceinline__ void transform(float *y, const Lane &lane)
+{
+    constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q, PER = Geometry<D>::PER;
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        uint32_t signs = sign_word(q) >> (lane.c * E);  // a run never crosses a word
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            y[q * E + e] = __uint_as_float(__float_as_uint(y[q * E + e]) ^
+                                           ((signs << (31 - e)) & 0x80000000u));
+    }
+#pragma unroll
+    for (int h = 1; h < E; h *= 2)
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if ((i & h) == 0) {
+                float u = y[i], v = y[i + h];
+                y[i] = __fadd_rn(u, v);
+                y[i + h] = __fsub_rn(u, v);
+            }
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2) {
+        float side = lane.c & bit ? -1.0f : 1.0f;
+#pragma unroll
+        for (int i = 0; i < PER; i++)  // u + v below, u - v above: one exact product, one rounding
+            y[i] = __fmaf_rn(y[i], side, __shfl_xor_sync(FULL, y[i], bit));
+    }
+#pragma unroll
+    for (int h = E; h < PER; h *= 2)
+#pragma unroll
+        for (int i = 0; i < PER; i++)
+            if ((i & h) == 0) {
+                float u = y[i], v = y[i + h];
+                y[i] = __fadd_rn(u, v);
+                y[i + h] = __fsub_rn(u, v);
+            }
+}
+
+// ---- bytes of a piece, put together in shared memory ----
+
+// codes[e]: E codes of the run at `channel` of a token.
+template <int D>
+__device__ __forceinline__ void put_bytes(uint8_t *stage, uint32_t token, uint32_t channel,
+                                          const uint32_t *codes)
+{
+#pragma unroll
+    for (int e = 0; e < Geometry<D>::E; e += 4)
+        *reinterpret_cast<uint32_t *>(stage + token * D + channel + e) =
+            (codes[e] & 255u) | (codes[e + 1] & 255u) << 8 | (codes[e + 2] & 255u) << 16 |
+            codes[e + 3] << 24;
+}
+
+template <int D>
+__device__ __forceinline__ void put_nibbles(uint8_t *stage, uint32_t token, uint32_t channel,
+                                            const uint32_t *codes)
+{
+    constexpr int E = Geometry<D>::E;
+    uint32_t nibbles = 0;
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        nibbles |= (codes[e] & 15u) << (4 * e);
+    uint8_t *at = stage + token * (D / 2) + channel / 2;
+    if constexpr (E == 8)
+        *reinterpret_cast<uint32_t *>(at) = nibbles;
+    else
+        *reinterpret_cast<uint16_t *>(at) = static_cast<uint16_t>(nibbles);
+}
+
+// The bits of the codes above the nibble, EXTRA of each.
+template <int D, int EXTRA>
+__device__ __forceinline__ void put_plane(uint8_t *stage, uint32_t token, uint32_t channel,
+                                          const uint32_t *codes, const Lane &lane)
+{
+    constexpr int E = Geometry<D>::E;
+    uint32_t plane = 0;
+#pragma unroll
+    for (int e = 0; e < E; e++)
+        plane |= (codes[e] >> 4 & ((1u << EXTRA) - 1u)) << (EXTRA * e);
+    uint8_t *at = stage + 8 * D + token * (D * EXTRA / 8) + channel * EXTRA / 8;
+    if constexpr (E * EXTRA == 16) {
+        *reinterpret_cast<uint16_t *>(at) = static_cast<uint16_t>(plane);
+    } else if constexpr (E * EXTRA == 8) {
+        *at = static_cast<uint8_t>(plane);
+    } else {  // half a byte: two lanes share it
+        uint32_t other = __shfl_xor_sync(FULL, plane, 1);
+        if ((lane.c & 1) == 0)
+            *at = static_cast<uint8_t>(plane | other << 4);
+    }
+}
+
+__device__ __forceinline__ void flush_piece(const uint8_t *stage, uint32_t bytes, uint8_t *out,
+                                            const Lane &lane)
+{
+    __syncwarp();
+    for (uint32_t at = lane.id * 16; at < bytes; at += 512)
+        *reinterpret_cast<uint4 *>(global(out + at)) = *reinterpret_cast<const uint4 *>(stage + at);
+    __syncwarp();
+}
+
+// ---- one piece ----
+
+// Coder: has bits() and rotated(), the same in all lanes, and
+//   template <int D> Row row(const float *y, lane, uint8_t *stage, token, bool judge) const
+// which codes a row into the stage; energies are wanted when judge is set.
+template <int D, typename Coder>
+__device__ __forceinline__ bool encode_piece(const kvt_gpu_part &part, const kvt_gpu_part *at,
+                                             const char *rows, uint32_t first, const Coder &coder,
+                                             uint8_t *stage,
+                                             uint8_t *out, bool judge, const Lane &lane,
+                                             Energy &energy)
+{
+    constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q, PER = Geometry<D>::PER;
+    const uint32_t scales_at = 2 * D * coder.bits();
+    float x[2][PER];
+    bool with_offsets = part.key && coder.rotated(), fine = true;
+    const char *row = rows + part.stride_token * lane.row;
+    if (part.vector && part.dtype == DTYPE_BF16) {
+        load_row_bf16<D>(row + 2 * first, lane, x[0]);
+        load_row_bf16<D>(row + 2 * first + 8 * part.stride_token, lane, x[1]);
+    } else {
+        load_row<D>(*at, row, first, lane, x[0]);
+        load_row<D>(*at, row + 8 * part.stride_token, first, lane, x[1]);
+    }
+    if (with_offsets) {
+        Means<D> means;
+        float *mean = reinterpret_cast<float *>(stage), *stored = mean + D;
+        channel_means<D>(x, lane, means);
+        choose_offsets<D>(means, lane, stage + scales_at + 32, mean, stored);
+        if (judge) {
+            float residue = row_sum_of<D>([&](int i) {
+                uint32_t channel = i / E * 4 * E + lane.c * E + i % E;
+                float d = __fsub_rn(mean[channel], stored[channel]);
+                return __fmul_rn(d, d);
+            });
+            energy.residue = first == 0 ? residue : __fadd_rn(energy.residue, residue);
+        }
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+#pragma unroll
+            for (int e = 0; e < E; e++) {
+                float m = stored[q * 4 * E + lane.c * E + e];
+                x[0][q * E + e] = __fsub_rn(x[0][q * E + e], m);
+                x[1][q * E + e] = __fsub_rn(x[1][q * E + e], m);
+            }
+        __syncwarp();
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint32_t token = lane.row + 8 * h;
+        if (coder.rotated())
+            transform<D>(x[h], lane);
+        Row row_result = coder.template row<D>(x[h], lane, stage, token, judge);
+        fine &= row_result.fine;
+        if (lane.c == 0)
+            *reinterpret_cast<uint16_t *>(stage + scales_at + 2 * token) =
+                static_cast<uint16_t>(row_result.scale);
+        if (judge) {
+            float rows_energy = __fmul_rn(row_result.energy, 1.0f / D);
+            float noise = __fmul_rn(row_result.noise, 1.0f / D);
+            energy.rows[h] = first == 0 ? rows_energy : __fadd_rn(energy.rows[h], rows_energy);
+            energy.noise[h] = first == 0 ? noise : __fadd_rn(energy.noise[h], noise);
+        }
+    }
+    flush_piece(stage, scales_at + 32 + (with_offsets ? 32 : 0), out, lane);
+    return fine;
+}
+
+// ---- guard (codec/guard.c) ----
+
+// Energies of this lane's two rows in a piece, around the tile's mean and around zero.
+template <int D>
+__device__ __noinline__ void measure_piece(const kvt_gpu_part &part, const char *rows,
+                                           uint32_t first, const Lane lane, float *mean,
+                                           float *centred, float *squares)
+{
+    constexpr int E = Geometry<D>::E;
+    float x[2][D / 4];
+    Means<D> means;
+    for (int h = 0; h < 2; h++)
+        load_row<D>(part, rows + part.stride_token * (lane.row + 8 * h), first, lane, x[h]);
+    channel_means<D>(x, lane, means);
+    if (D >= 32 || (lane.row & 1) == 0)
+#pragma unroll
+        for (int k = 0; k < Means<D>::COUNT; k++)
+            mean[means.channel[k]] = means.mean[k];
+    __syncwarp();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        float around = row_sum_of<D>([&](int i) {
+            float d = __fsub_rn(x[h][i], mean[i / E * 4 * E + lane.c * E + i % E]);
+            return __fmul_rn(d, d);
+        });
+        float square = row_sum_of<D>([&](int i) { return __fmul_rn(x[h][i], x[h][i]); });
+        centred[h] = first == 0 ? around : __fadd_rn(centred[h], around);
+        squares[h] = first == 0 ? square : __fadd_rn(squares[h], square);
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ float tile_signal(const Energy &energy)
+{
+    float signal = __fsub_rn(token_sum(energy.rows), __fmul_rn(16.0f, energy.residue));
+    return signal > 0.0f ? signal : 0.0f;
+}
+
+// The full rule, for tiles in doubt. mean: 128 floats of shared memory.
+__device__ __noinline__ bool appeal(const kvt_gpu_part &part, const char *rows,
+                                    const Energy energy, const Lane lane, float *mean)
+{
+    float centred[2], allowed[2];
+    for (uint32_t first = 0, dim; first < part.head_dim; first += dim) {
+        dim = next_dim(part.head_dim - first);
+        if (dim == 128)
+            measure_piece<128>(part, rows, first, lane, mean, centred, allowed);
+        else if (dim == 64)
+            measure_piece<64>(part, rows, first, lane, mean, centred, allowed);
+        else if (dim == 32)
+            measure_piece<32>(part, rows, first, lane, mean, centred, allowed);
+        else
+            measure_piece<16>(part, rows, first, lane, mean, centred, allowed);
+    }
+    float rounding = part.dtype == DTYPE_BF16 ? 0x1p-18f : part.dtype == DTYPE_F16 ? 0x1p-24f
+                                                                                   : 0x1p-50f;
+    bool pass = true;
+    for (int h = 0; h < 2; h++) {
+        allowed[h] = __fmul_rn(allowed[h], rounding);
+        pass &= __fmul_rn(energy.noise[h], 4.0f) <= centred[h] || energy.noise[h] <= allowed[h];
+    }
+    float signal = tile_signal(energy), noise = token_sum(energy.noise);
+    float sum = token_sum(allowed);
+    pass &= __fmul_rn(noise, part.guard_ratio) <= signal || noise <= sum;
+    return __all_sync(FULL, pass);
+}
+
+__device__ __forceinline__ bool passes(const kvt_gpu_part &part, const char *rows,
+                                       const Energy &energy, const Lane &lane, float *mean)
+{
+    float signal = tile_signal(energy), noise = token_sum(energy.noise);
+    bool pass = __fmul_rn(noise, part.guard_ratio) <= signal;
+    for (int h = 0; h < 2; h++)
+        pass &= __fadd_rn(__fmul_rn(energy.noise[h], 4.01f), __fmul_rn(energy.residue, 0.334f)) <=
+                __fmul_rn(energy.rows[h], 0.249f);
+    return __all_sync(FULL, pass) || appeal(part, rows, energy, lane, mean);
+}
+
+// ---- the loop over units ----
+
+template <typename Coder>
+__device__ __forceinline__ void encode_unit(const kvt_gpu_coding &job, const Unit &unit,
+                                            const Coder &coder, uint8_t *stage, const Lane &lane)
+{
+    const kvt_gpu_part &part = *unit.at;  // registers are scarce here, and L1 is near
+    bool judge = job.guard && part.guard_ratio > 0.0f, fine = true;
+    uint8_t *out = unit.payload;
+    Energy energy;
+    for (uint32_t first = 0, dim; first < part.head_dim; first += dim) {
+        dim = next_dim(part.head_dim - first);
+        if (dim == 128)
+            fine &= encode_piece<128>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+        else if (dim == 64)
+            fine &= encode_piece<64>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+        else if (dim == 32)
+            fine &= encode_piece<32>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+        else
+            fine &= encode_piece<16>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+        out += 2 * dim * coder.bits() + 32 + (part.key && coder.rotated() ? 32 : 0);
+    }
+    fine = __all_sync(FULL, fine);
+    bool good = fine && (!judge || passes(part, unit.rows, energy, lane, reinterpret_cast<float *>(stage)));
+    if (!good && lane.id == 0)
+        atomicMin(reinterpret_cast<uint32_t *>(job.status) + unit.record,
+                  unit.order * 2 + (fine ? KVT_GPU_STATUS_GUARD : KVT_GPU_STATUS_NONFINITE));
+}
+
+}  // namespace kvt
