@@ -157,7 +157,8 @@ static void check_rest(struct doctor *doctor)
               kvt_strerror(rc));
     else
         check(doctor, "io_uring", STATE_OFF, "the kernel allows it; not used by this build");
-    check(doctor, "gpu", STATE_OFF, "host memory pools only: the GPU kernels are not used by the cache yet");
+    check(doctor, "gpu", STATE_OFF,
+          "host memory pools only: the GPU kernels are not used by the cache yet");
 #ifdef KVT_HAVE_LLAMA
     check(doctor, "llama.cpp", STATE_OK, "adapter built in");
 #else

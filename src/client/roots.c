@@ -141,12 +141,13 @@ static int open_one(struct kvt_cache *cache, uint32_t number)
                                          .log = cache->log};
     int64_t owner_pid = 0;
     int rc = kvt_io_posix_new(&params, &root->io);
-    if (rc != 0)
+    if (rc != 0) {
         root->io = NULL;
-    else
+    } else {
         rc = kvt_store_root_probe(root->io); /* a directory of others gets not even a lock file */
-    if (rc >= 0)
-        rc = root->io->ops->lock(root->io, &owner_pid);
+        if (rc >= 0)
+            rc = root->io->ops->lock(root->io, &owner_pid);
+    }
     if (rc != 0) {
         kvt_roots_drop(cache, number, rc, owner_pid);
         return rc;

@@ -126,6 +126,7 @@ struct kvt_cuda {
     void *library;                   /* of dlopen() */
     kvt_cu_copy_batch_fn copy_batch; /* NULL: the driver has none */
     int version;                     /* of the driver: 13000 is 13.0 */
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
 #define KVT_X(member, name, arguments) kvt_cu_result(*member) arguments;
     KVT_CUDA_FUNCTIONS(KVT_X)
 #undef KVT_X
