@@ -28,7 +28,7 @@ IN_LIBRARY = {
     "setlocale": "the locale belongs to the program",
 }
 NOTES = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
-PATHS = re.compile(r"/work/|/tmp/wt|/root/")
+PATHS = re.compile(r"/home/|/root/|/Users/")
 TOKENS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 
 
