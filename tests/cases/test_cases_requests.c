@@ -266,13 +266,13 @@ static void test_c54_the_upper_copy_stays_until_the_lower_is_there(void **state)
         long run = rig_lookup(&rig, seed, 16);
         long loaded = rig_load(&rig, seed, (uint32_t)run, NULL);
         assert_in_range(loaded, 0, run);
-        lacking += (uint64_t)(run - loaded);
+        lacking += loaded < run;
+        assert_int_equal(kvt_flush(rig.cache), 0); /* so that the write queue never fills */
     }
     uint64_t excused = rig_stat(&rig, "disk.dropped_queue") + rig_stat(&rig, "load.no_slot");
-    printf("           %llu of 1600 not loaded, %llu counted as given up\n",
+    printf("           %llu of 100 chains not whole, %llu blocks counted as given up\n",
            (unsigned long long)lacking, (unsigned long long)excused);
-    assert_true(excused < 1600); /* or nothing was tested */
-    assert_true(lacking == 0 || excused > 0);
+    assert_true(lacking <= excused); /* each has a reason of its own */
 }
 
 static void test_c60_one_token_is_left_to_compute(void **state)
