@@ -1,326 +1,23 @@
-/* Configuration: the table of options, strict parsing, sentences for what is refused.
+/* Configuration: making, copying and listing one, KVTIER_CONFIG, and what "auto" comes to.
  *
- * One table row is the whole truth about an option: key, type, where it is kept, default, limits,
- * help. Defaults go through the same parser as the user's text. A refused call changes nothing.
- * Threads: one at a time per config. Reads the environment only in kvt_config_apply_env(). Does
- * not look at files: whether a disk can be used is found out by kvt_open().
+ * The options themselves are in options.c. Threads: one at a time per config. Reads the environment
+ * only in kvt_config_apply_env().
  */
 #include <errno.h>
-#include <inttypes.h>
 #include <limits.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/parse.h"
-#include "client/settings.h"
-#include "kvtier/codec.h"
+#include "client/options.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
-#define TIB (UINT64_C(1) << 40)
-#define ENV_NAME "KVTIER_CONFIG"
 #define STAGING_AUTO_MAX (64 * MIB)
 #define WRITE_QUEUE_AUTO_MAX (256 * MIB)
 #define THREADS_AUTO_MAX 4u
-
-enum option_type { T_SIZE, T_COUNT, T_BOOL, T_LEVEL, T_DIRECT, T_DEADLINE, T_DISK };
-
-struct option {
-    const char *key;
-    enum option_type type;
-    size_t offset;        /* in struct kvt_settings */
-    const char *fallback; /* default, as text */
-    const char *word;     /* a word allowed instead of a number: "auto", "none"; NULL: none */
-    uint64_t min, max;
-    const char *help;
-};
-
-#define AT(field) offsetof(struct kvt_settings, field)
-
-static const struct option options[] = {
-    {"dram", T_SIZE, AT(dram), "1GiB", NULL, 0, 64 * TIB,
-     "DRAM for blocks, staging included, a hard cap; 0: only what loads stage through"},
-    {"disk", T_DISK, AT(disks), "none", NULL, 0, 0,
-     "a root directory and its cap, \"/path:SIZE\"; repeat for more drives; \"none\" forgets them"},
-    {"disk_required", T_BOOL, AT(disk_required), "no", NULL, 0, 1,
-     "yes: opening fails when a root cannot be used; no: the cache runs without it and says so"},
-    {"level", T_LEVEL, AT(level), "kv4", NULL, 0, 0,
-     "level that blocks are stored at: raw, kv8, kv6, kv5, kv4, int4 (as far as built in)"},
-    {"guard", T_BOOL, AT(guard), "on", NULL, 0, 1,
-     "check the quality of each coded block and go a level up where it is too low"},
-    {"threads", T_COUNT, AT(threads), "auto", "auto", 1, 64,
-     "threads that encode and decode; auto: the CPUs this process may use, at most 4"},
-    {"staging", T_SIZE, AT(staging), "auto", "auto", 64 * KIB, 64 * TIB,
-     "part of dram that loads from disk stage through; auto: an eighth of dram, at most 64MiB"},
-    {"write_queue", T_SIZE, AT(write_queue), "auto", "auto", 0, 64 * TIB,
-     "bytes waiting for the disks before blocks are dropped; auto: half of dram, at most 256MiB"},
-    {"pin_max", T_SIZE, AT(pin_max), "auto", "auto", 0, 64 * TIB,
-     "bytes that kvt_pin() may keep from eviction; auto: half of dram"},
-    {"io_threads", T_COUNT, AT(io_threads), "4", NULL, 1, 16, "I/O threads of each root"},
-    {"direct", T_DIRECT, AT(direct), "auto", NULL, 0, 0,
-     "O_DIRECT: auto (where a probe proves it), on (required), off"},
-    {"load_deadline", T_DEADLINE, AT(load_deadline), "none", "none", 0, INT64_MAX,
-     "time that a load may take unless it says otherwise; none: as long as it takes"},
-    {"requests_max", T_COUNT, AT(requests_max), "256", NULL, 1, 65536,
-     "requests that exist at a time; more are refused with -EAGAIN"},
-    {"request_blocks_max", T_COUNT, AT(request_blocks_max), "32768", NULL, 16, 4194304,
-     "blocks of all requests at a time; more are refused with -EAGAIN"},
-    {"enabled", T_BOOL, AT(enabled), "yes", NULL, 0, 1,
-     "no: every lookup misses and every store does nothing, until kvt_enable()"},
-    {"env", T_BOOL, AT(env), "yes", NULL, 0, 1,
-     "yes: " ENV_NAME " (\"key=value,...\") is applied last, over the program's settings"},
-};
-
-__attribute__((format(printf, 3, 4))) static int refuse(struct kvt_config *config, int code,
-                                                        const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    (void)vsnprintf(config->error, sizeof(config->error), format, args);
-    va_end(args);
-    return code;
-}
-
-static const struct option *find_option(const char *key)
-{
-    for (size_t i = 0; i < KVT_ARRAY_LEN(options); i++)
-        if (strcmp(options[i].key, key) == 0)
-            return &options[i];
-    return NULL;
-}
-
-static int refuse_key(struct kvt_config *config, const char *key)
-{
-    const char *keys[KVT_ARRAY_LEN(options)];
-    for (size_t i = 0; i < KVT_ARRAY_LEN(options); i++)
-        keys[i] = options[i].key;
-    const char *nearest = kvt_nearest(key, keys, KVT_ARRAY_LEN(options));
-    if (nearest != NULL)
-        return refuse(config, KVT_E_CONFIG_KEY, "unknown option \"%.64s\"; did you mean \"%s\"?",
-                      key, nearest);
-    return refuse(config, KVT_E_CONFIG_KEY,
-                  "unknown option \"%.64s\"; docs/config.md lists the valid ones", key);
-}
-
-static const char *size_text(uint64_t bytes, char *buffer, size_t len)
-{
-    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-    unsigned unit = 0;
-    while (unit < KVT_ARRAY_LEN(units) - 1 && bytes != 0 && bytes % 1024 == 0) {
-        bytes /= 1024;
-        unit++;
-    }
-    (void)snprintf(buffer, len, "%" PRIu64 "%s", bytes, bytes == 0 ? "" : units[unit]);
-    return buffer;
-}
-
-static const char *duration_text(uint64_t ns, char *buffer, size_t len)
-{
-    static const struct {
-        uint64_t ns;
-        const char *unit;
-    } units[] = {{3600000000000, "h"}, {60000000000, "min"}, {1000000000, "s"},
-                 {1000000, "ms"},      {1000, "us"},         {1, "ns"}};
-    for (size_t i = 0; i < KVT_ARRAY_LEN(units); i++) {
-        if (ns % units[i].ns == 0) {
-            (void)snprintf(buffer, len, "%" PRIu64 "%s", ns / units[i].ns, units[i].unit);
-            break;
-        }
-    }
-    return buffer;
-}
-
-static int set_size(struct kvt_config *config, const struct option *option, const char *value,
-                    uint64_t *field)
-{
-    uint64_t bytes;
-    char low[32], high[32];
-    int rc = kvt_parse_size(value, &bytes);
-    if (rc == KVT_E_CONFIG_VALUE && value[0] == '-')
-        return refuse(config, rc, "%s: \"%.64s\" is negative: a size is 0 or more", option->key,
-                      value);
-    if (rc == KVT_E_CONFIG_VALUE) {
-        const char *unit = kvt_nearest_size_unit(value);
-        return refuse(config, rc,
-                      "%s: \"%.64s\" is not a size%s%s%s: a number with KiB, MiB, GiB, TiB, kB, "
-                      "MB, GB or TB%s%s",
-                      option->key, value, unit ? " (did you mean " : "", unit ? unit : "",
-                      unit ? "?)" : "", option->word ? ", or " : "",
-                      option->word ? option->word : "");
-    }
-    if (rc != 0 || bytes < option->min || bytes > option->max)
-        return refuse(config, KVT_E_CONFIG_VALUE, "%s: %.64s is out of range: %s to %s",
-                      option->key, value, size_text(option->min, low, sizeof(low)),
-                      size_text(option->max, high, sizeof(high)));
-    *field = bytes;
-    return 0;
-}
-
-static int set_count(struct kvt_config *config, const struct option *option, const char *value,
-                     uint64_t *field)
-{
-    int64_t number;
-    int rc = kvt_parse_int(value, (int64_t)option->min, (int64_t)option->max, &number);
-    if (rc != 0)
-        return refuse(config, KVT_E_CONFIG_VALUE,
-                      "%s: \"%.64s\" is not a whole number from %" PRIu64 " to %" PRIu64 "%s%s",
-                      option->key, value, option->min, option->max, option->word ? ", or " : "",
-                      option->word ? option->word : "");
-    *field = (uint64_t)number;
-    return 0;
-}
-
-static int set_deadline(struct kvt_config *config, const struct option *option, const char *value,
-                        uint64_t *field)
-{
-    int64_t ns;
-    int rc = kvt_parse_duration(value, &ns);
-    if (rc == KVT_E_CONFIG_VALUE) {
-        const char *unit = kvt_nearest_duration_unit(value);
-        return refuse(config, rc,
-                      "%s: \"%.64s\" is not a time%s%s%s: a number with ns, us, ms, s, min, h or "
-                      "d, or none",
-                      option->key, value, unit ? " (did you mean " : "", unit ? unit : "",
-                      unit ? "?)" : "");
-    }
-    if (rc != 0 || ns <= 0)
-        return refuse(config, KVT_E_CONFIG_VALUE, "%s: %.64s is out of range: more than 0, or none",
-                      option->key, value);
-    *field = (uint64_t)ns;
-    return 0;
-}
-
-static int refuse_choice(struct kvt_config *config, const char *key, const char *value,
-                         const char *const *choices, size_t count, const char *list)
-{
-    const char *nearest = kvt_nearest(value, choices, count);
-    return refuse(config, KVT_E_CONFIG_VALUE, "%s: \"%.64s\" is not one of %s%s%s%s", key, value,
-                  list, nearest ? "; did you mean \"" : "", nearest ? nearest : "",
-                  nearest ? "\"?" : "");
-}
-
-static int set_level(struct kvt_config *config, const char *value, int *field)
-{
-    static const char *const levels[] = {"raw", "kv8", "kv6", "kv5", "kv4", "int4"};
-    int level = kvt_level_parse(value);
-    if (level < 0)
-        return refuse_choice(config, "level", value, levels, KVT_ARRAY_LEN(levels),
-                             "raw, kv8, kv6, kv5, kv4, int4");
-    if (!kvt_level_supported(level))
-        return refuse(config, KVT_E_CONFIG_VALUE, "level: this build cannot code \"%s\"", value);
-    *field = level;
-    return 0;
-}
-
-static int set_direct(struct kvt_config *config, const char *value, int *field)
-{
-    static const char *const words[] = {"auto", "on", "off"};
-    if (strcmp(value, "auto") == 0)
-        *field = -1;
-    else if (strcmp(value, "on") == 0)
-        *field = 1;
-    else if (strcmp(value, "off") == 0)
-        *field = 0;
-    else
-        return refuse_choice(config, "direct", value, words, KVT_ARRAY_LEN(words), "auto, on, off");
-    return 0;
-}
-
-static void forget_disks(struct kvt_settings *settings)
-{
-    for (uint32_t i = 0; i < settings->disk_count; i++)
-        free(settings->disks[i].path);
-    settings->disk_count = 0;
-}
-
-/* The cap behind the last ':' of a disk's value. */
-static int set_cap(struct kvt_config *config, const char *value, const char *text, uint64_t *cap)
-{
-    int rc = kvt_parse_size(text, cap);
-    if (rc == 0 && *cap != 0)
-        return 0;
-    const char *unit = kvt_nearest_size_unit(text);
-    if (rc == 0)
-        return refuse(config, KVT_E_CONFIG_VALUE,
-                      "disk: the size of \"%.200s\" is too small: give it 8MiB or more", value);
-    if (rc == KVT_E_LIMIT)
-        return refuse(config, KVT_E_CONFIG_VALUE, "disk: the size of \"%.200s\" is too large",
-                      value);
-    if (text[0] == '-')
-        return refuse(config, KVT_E_CONFIG_VALUE, "disk: the size of \"%.200s\" is negative",
-                      value);
-    return refuse(config, KVT_E_CONFIG_VALUE,
-                  "disk: \"%.64s\" after the last ':' of \"%.200s\" is not a size%s%s%s: write "
-                  "\"/path:100GiB\"",
-                  text, value, unit ? " (did you mean " : "", unit ? unit : "", unit ? "?)" : "");
-}
-
-static int add_disk(struct kvt_config *config, const char *value)
-{
-    struct kvt_settings *settings = &config->settings;
-    const char *colon = strrchr(value, ':');
-    uint64_t cap;
-    if (colon == NULL || colon == value || strlen(value) >= PATH_MAX)
-        return refuse(config, KVT_E_CONFIG_VALUE,
-                      "disk: \"%.200s\" is not of the form \"/path:SIZE\", or too long", value);
-    int rc = set_cap(config, value, colon + 1, &cap);
-    if (rc != 0)
-        return rc;
-    size_t len = (size_t)(colon - value);
-    while (len > 1 && value[len - 1] == '/')
-        len--;
-    for (uint32_t i = 0; i < settings->disk_count; i++)
-        if (strlen(settings->disks[i].path) == len &&
-            memcmp(settings->disks[i].path, value, len) == 0)
-            return refuse(config, KVT_E_CONFIG_VALUE, "disk: \"%.200s\" is given twice",
-                          settings->disks[i].path);
-    if (settings->disk_count == KVT_DISKS_MAX)
-        return refuse(config, KVT_E_CONFIG_VALUE, "disk: at most %u roots", KVT_DISKS_MAX);
-    char *path = strndup(value, len);
-    if (path == NULL)
-        return refuse(config, -ENOMEM, "disk: out of memory");
-    settings->disks[settings->disk_count].path = path;
-    settings->disks[settings->disk_count].cap_bytes = cap;
-    settings->disk_count++;
-    return 0;
-}
-
-static int set_option(struct kvt_config *config, const struct option *option, const char *value)
-{
-    void *field = (char *)&config->settings + option->offset;
-    if (option->word != NULL && strcmp(value, option->word) == 0) {
-        *(uint64_t *)field = KVT_AUTO;
-        return 0;
-    }
-    switch (option->type) {
-    case T_SIZE:
-        return set_size(config, option, value, field);
-    case T_COUNT:
-        return set_count(config, option, value, field);
-    case T_DEADLINE:
-        return set_deadline(config, option, value, field);
-    case T_LEVEL:
-        return set_level(config, value, field);
-    case T_DIRECT:
-        return set_direct(config, value, field);
-    case T_DISK:
-        if (strcmp(value, "none") != 0)
-            return add_disk(config, value);
-        forget_disks(&config->settings);
-        return 0;
-    case T_BOOL:
-        if (kvt_parse_bool(value, field) == 0)
-            return 0;
-        return refuse(config, KVT_E_CONFIG_VALUE,
-                      "%s: \"%.64s\" is neither yes nor no (true, false, on, off, 1, 0)",
-                      option->key, value);
-    }
-    return KVT_E_INVAL;
-}
 
 int kvt_config_new(struct kvt_config **out)
 {
@@ -329,8 +26,9 @@ int kvt_config_new(struct kvt_config **out)
     struct kvt_config *config = calloc(1, sizeof(*config));
     if (config == NULL)
         return -ENOMEM;
-    for (size_t i = 0; i < KVT_ARRAY_LEN(options); i++) {
-        int rc = set_option(config, &options[i], options[i].fallback);
+    const struct kvt_option *option;
+    for (size_t i = 0; (option = kvt_option_at(i)) != NULL; i++) {
+        int rc = kvt_option_set(config, option, option->fallback);
         if (rc != 0) {
             kvt_config_free(config);
             return rc;
@@ -344,7 +42,7 @@ void kvt_config_free(struct kvt_config *config)
 {
     if (config == NULL)
         return;
-    forget_disks(&config->settings);
+    kvt_settings_forget_disks(&config->settings);
     free(config);
 }
 
@@ -353,8 +51,8 @@ int kvt_config_set(struct kvt_config *config, const char *key, const char *value
     if (config == NULL || key == NULL || value == NULL)
         return KVT_E_INVAL;
     config->error[0] = '\0';
-    const struct option *option = find_option(key);
-    return option == NULL ? refuse_key(config, key) : set_option(config, option, value);
+    const struct kvt_option *option = kvt_option_find(config, key);
+    return option == NULL ? KVT_E_CONFIG_KEY : kvt_option_set(config, option, value);
 }
 
 int kvt_config_set_all(struct kvt_config *config, const char *text)
@@ -366,14 +64,14 @@ int kvt_config_set_all(struct kvt_config *config, const char *text)
         char pair[PATH_MAX + 128];
         size_t len = strcspn(text, ",");
         if (len >= sizeof(pair))
-            return refuse(config, KVT_E_CONFIG_VALUE, "an option is longer than %zu bytes",
-                          sizeof(pair) - 1);
+            return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                     "an option is longer than %zu bytes", sizeof(pair) - 1);
         memcpy(pair, text, len);
         pair[len] = '\0';
         char *equals = strchr(pair, '=');
         if (equals == NULL)
-            return refuse(config, KVT_E_CONFIG_VALUE, "\"%.64s\" is not of the form key=value",
-                          pair);
+            return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                     "\"%.64s\" is not of the form key=value", pair);
         *equals = '\0';
         int rc = kvt_config_set(config, pair, equals + 1);
         if (rc != 0)
@@ -396,53 +94,15 @@ void kvt_config_log(struct kvt_config *config, kvt_log_fn fn, void *arg)
     config->log_arg = arg;
 }
 
-static const char *option_text(const struct kvt_settings *settings, const struct option *option,
-                               char *buffer, size_t len)
-{
-    const void *field = (const char *)settings + option->offset;
-    uint64_t number = 0;
-    if (option->type == T_SIZE || option->type == T_COUNT || option->type == T_DEADLINE)
-        memcpy(&number, field, sizeof(number));
-    if (number == KVT_AUTO && option->word != NULL)
-        return option->word;
-    switch (option->type) {
-    case T_SIZE:
-        return size_text(number, buffer, len);
-    case T_COUNT:
-        (void)snprintf(buffer, len, "%" PRIu64, number);
-        return buffer;
-    case T_DEADLINE:
-        return duration_text(number, buffer, len);
-    case T_BOOL:
-        return *(const int *)field ? "yes" : "no";
-    case T_LEVEL:
-        return kvt_level_name(*(const int *)field);
-    case T_DIRECT:
-        return *(const int *)field < 0 ? "auto" : *(const int *)field ? "on" : "off";
-    case T_DISK:
-        break;
-    }
-    size_t used = 0;
-    (void)snprintf(buffer, len, "none");
-    for (uint32_t i = 0; i < settings->disk_count && used < len; i++) {
-        char size[32];
-        int n =
-            snprintf(buffer + used, len - used, "%s%s:%s", i ? "," : "", settings->disks[i].path,
-                     size_text(settings->disks[i].cap_bytes, size, sizeof(size)));
-        used += n > 0 ? (size_t)n : 0;
-    }
-    return buffer;
-}
-
 void kvt_config_each(const struct kvt_config *config, kvt_config_each_fn fn, void *arg)
 {
     size_t len = KVT_DISKS_MAX * (PATH_MAX + 32);
     char *buffer = malloc(len);
     char small[256];
-    for (size_t i = 0; i < KVT_ARRAY_LEN(options); i++) {
-        const struct option *option = &options[i];
-        const char *text = option_text(&config->settings, option, buffer ? buffer : small,
-                                       buffer ? len : sizeof(small));
+    const struct kvt_option *option;
+    for (size_t i = 0; (option = kvt_option_at(i)) != NULL; i++) {
+        const char *text = kvt_option_text(&config->settings, option, buffer ? buffer : small,
+                                           buffer ? len : sizeof(small));
         fn(arg, option->key, text, option->fallback, option->help);
     }
     free(buffer);
@@ -471,7 +131,7 @@ int kvt_config_copy(const struct kvt_config *config, struct kvt_config **out)
 int kvt_config_apply_env(struct kvt_config *config, int *applied)
 {
     /* Not for a privileged program: the environment is another user's. */
-    const char *text = secure_getenv(ENV_NAME);
+    const char *text = secure_getenv(KVT_CONFIG_ENV);
     *applied = 0;
     if (!config->settings.env || text == NULL || text[0] == '\0')
         return 0;
@@ -480,7 +140,8 @@ int kvt_config_apply_env(struct kvt_config *config, int *applied)
     if (rc != 0) {
         char sentence[sizeof(config->error)];
         (void)snprintf(sentence, sizeof(sentence), "%s", config->error);
-        return refuse(config, rc, "in the environment variable %s: %.400s", ENV_NAME, sentence);
+        return kvt_config_refuse(config, rc, "in the environment variable %s: %.400s",
+                                 KVT_CONFIG_ENV, sentence);
     }
     return 0;
 }
@@ -505,13 +166,14 @@ int kvt_settings_resolve(struct kvt_config *config)
     else if (s->staging == KVT_AUTO)
         s->staging = KVT_MIN(s->dram / 8, STAGING_AUTO_MAX);
     if (s->dram != 0 && s->dram < 64 * KIB)
-        return refuse(config, KVT_E_CONFIG_VALUE, "dram: %s is out of range: 0, or 64KiB and more",
-                      size_text(s->dram, dram, sizeof(dram)));
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "dram: %s is out of range: 0, or 64KiB and more",
+                                 kvt_size_text(s->dram, dram, sizeof(dram)));
     if (s->dram != 0 && s->staging > s->dram)
-        return refuse(config, KVT_E_CONFIG_VALUE,
-                      "staging: %s is more than dram (%s), of which it is a part",
-                      size_text(s->staging, staging, sizeof(staging)),
-                      size_text(s->dram, dram, sizeof(dram)));
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "staging: %s is more than dram (%s), of which it is a part",
+                                 kvt_size_text(s->staging, staging, sizeof(staging)),
+                                 kvt_size_text(s->dram, dram, sizeof(dram)));
     uint64_t arena = s->dram != 0 ? s->dram : s->staging;
     if (s->write_queue == KVT_AUTO)
         s->write_queue = KVT_MIN(arena / 2, WRITE_QUEUE_AUTO_MAX);

@@ -1,5 +1,5 @@
 /* The parsed values of a configuration: what kvt_open() runs with. kvtier/config.h is the public
- * face; the table of keys, types, defaults and limits is in config.c, and nowhere else.
+ * face; the table of keys, types, defaults and limits is in options.c, and nowhere else.
  */
 #ifndef KVT_CLIENT_SETTINGS_H
 #define KVT_CLIENT_SETTINGS_H
