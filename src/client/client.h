@@ -285,6 +285,34 @@ void *kvt_msg_reserve(struct kvt_cache *cache, uint32_t bytes, uint16_t op, uint
                       uint32_t ns, uint32_t count);
 void kvt_msg_push(struct kvt_cache *cache, const void *msg);
 
+/* coding.c: what workers and GPU lanes share. */
+enum kvt_outcome_kind { KVT_OUT_COMMIT, KVT_OUT_END, KVT_OUT_RETRY };
+
+struct kvt_outcome {
+    enum kvt_outcome_kind kind;
+    int32_t status;         /* KVT_OUT_END: the block's */
+    int32_t release_status; /* loads */
+    bool nonfinite;
+    bool reorigin_dropped;
+    bool late;
+};
+
+/* Whether the block may be coded now: *out is all zero but its kind. false: *out says why not
+ * (cancelled, past the deadline). */
+bool kvt_coding_begin(const struct kvt_cache *cache, const struct kvt_req *req,
+                      struct kvt_outcome *out);
+/* The header of a block about to be stored; its checksum is 0. */
+void kvt_coding_header(const struct kvt_cache *cache, const struct kvt_req *req,
+                       const struct kvt_block *block, struct kvt_record_header *header);
+/* What to do about a block that its level cannot hold (KVT_E_GUARD, KVT_E_NONFINITE). */
+struct kvt_outcome kvt_coding_escalate(const struct kvt_shape *shape, struct kvt_block *block,
+                                       int code);
+/* Remember what a page was loaded from. */
+void kvt_coding_origin(const struct kvt_req *req, const struct kvt_block *block);
+/* Hand a coded block on; lock held. kvt_pump() is due after it. */
+void kvt_coding_end(struct kvt_cache *cache, int kind, struct kvt_block *block,
+                    const struct kvt_outcome *out);
+
 /* worker.c and reply.c */
 int kvt_workers_start(struct kvt_cache *cache);
 void kvt_workers_stop(struct kvt_cache *cache);

@@ -17,71 +17,13 @@
 #define BATCH_BYTES (512u << 10) /* enough to hide the lock and a message behind the work */
 #define LOAD_STREAK_MAX 16u
 
-enum outcome_kind { OUT_COMMIT, OUT_END, OUT_RETRY };
-
-struct outcome {
-    enum outcome_kind kind;
-    int32_t status;         /* OUT_END: the block's */
-    int32_t release_status; /* loads */
-    bool nonfinite;
-    bool reorigin_dropped;
-    bool late;
-};
-
-static bool canceled(const struct kvt_req *req)
-{
-    return atomic_load_explicit(&req->canceled, memory_order_relaxed) != 0;
-}
-
 /* ---- stores -------------------------------------------------------------------------------- */
 
-static void fill_header(struct kvt_cache *cache, const struct kvt_req *req,
-                        const struct kvt_block *block, struct kvt_record_header *header)
+static struct kvt_outcome store_block(struct kvt_cache *cache, const struct kvt_req *req,
+                                      struct kvt_block *block)
 {
-    const struct kvt_shape *shape = req->ns->shape;
-    uint32_t index = (uint32_t)(block - cache->blocks) - req->first;
-    const struct kvt_key *parent = index == 0 ? &req->parent : &(block - 1)->key;
-    memset(header, 0, sizeof(*header));
-    header->magic = KVT_RECORD_MAGIC;
-    header->version = KVT_RECORD_VERSION;
-    header->map = block->level;
-    header->parent_len = parent->hash_len;
-    kvt_full_key_make(&header->key, req->ns->id, &block->key);
-    memcpy(header->parent, parent->hash, sizeof(header->parent));
-    header->first_pos = req->first_pos + index * shape->layout.block_tokens;
-    header->record_bytes = block->record_bytes;
-    header->payload_bytes = shape->payload_bytes[block->level];
-    header->sequence = block->sequence;
-}
-
-/* The next level above that this shape has; RAW ends the ladder. */
-static uint8_t level_above(const struct kvt_shape *shape, uint8_t level)
-{
-    do {
-        level++;
-    } while (level < KVT_LEVEL_RAW && shape->record_bytes[level] == 0);
-    return level;
-}
-
-/* What to do about a block that its level cannot hold. */
-static struct outcome escalate(const struct kvt_shape *shape, struct kvt_block *block, int code)
-{
-    struct outcome out = {.kind = OUT_RETRY, .nonfinite = code == KVT_E_NONFINITE};
-    if (block->lossy || block->level == KVT_LEVEL_RAW) {
-        out.kind = OUT_END;
-        out.status = code;
-        out.reorigin_dropped = block->lossy != 0;
-        return out;
-    }
-    block->level = code == KVT_E_NONFINITE ? KVT_LEVEL_RAW : level_above(shape, block->level);
-    return out;
-}
-
-static struct outcome store_block(struct kvt_cache *cache, const struct kvt_req *req,
-                                  struct kvt_block *block)
-{
-    struct outcome out = {.kind = OUT_END, .status = KVT_E_CANCELED};
-    if (canceled(req))
+    struct kvt_outcome out;
+    if (!kvt_coding_begin(cache, req, &out))
         return out;
     const struct kvt_shape *shape = req->ns->shape;
     uint8_t *record = cache->channel.arena + block->arena_offset;
@@ -90,40 +32,19 @@ static struct outcome store_block(struct kvt_cache *cache, const struct kvt_req 
     int rc = kvt_encode_block(&shape->layout, block->key.group, block->level, &req->pool->desc,
                               block->page, payload, payload_bytes, cache->settings->guard, NULL);
     if (rc == KVT_E_GUARD || rc == KVT_E_NONFINITE)
-        return escalate(shape, block, rc);
+        return kvt_coding_escalate(shape, block, rc);
     if (rc != 0) {
         out.status = rc;
         return out;
     }
     struct kvt_record_header *header = (struct kvt_record_header *)(void *)record;
-    fill_header(cache, req, block, header);
+    kvt_coding_header(cache, req, block, header);
     memset(payload + payload_bytes, 0,
            block->record_bytes - sizeof(struct kvt_record_header) - payload_bytes);
     block->checksum = kvt_record_checksum(record, block->record_bytes);
     header->checksum = block->checksum;
-    out.kind = OUT_COMMIT;
+    out.kind = KVT_OUT_COMMIT;
     return out;
-}
-
-static void store_outcome(struct kvt_cache *cache, struct kvt_block *block,
-                          const struct outcome *out)
-{
-    struct kvt_client_counters *counters = &cache->counters;
-    counters->nonfinite += out->nonfinite && !block->lossy;
-    counters->reorigin_dropped += out->reorigin_dropped;
-    if (out->kind == OUT_COMMIT) {
-        kvt_engine_move(cache, block, KVT_B_CODED);
-        kvt_bq_push(cache, &cache->coded, block);
-        return;
-    }
-    block->retry = out->kind == OUT_RETRY;
-    if (block->retry && !out->nonfinite) {
-        counters->escalated++;
-        counters->escalated_raw += block->level == KVT_LEVEL_RAW;
-    }
-    cache->statuses[block - cache->blocks] = out->status;
-    kvt_engine_move(cache, block, KVT_B_GIVE_BACK);
-    kvt_bq_push(cache, &cache->give_back[KVT_REQ_STORE], block);
 }
 
 /* ---- loads --------------------------------------------------------------------------------- */
@@ -140,17 +61,12 @@ static bool record_ok(const struct kvt_cache *cache, const struct kvt_req *req,
            header->payload_bytes == req->ns->shape->payload_bytes[block->level];
 }
 
-static struct outcome load_block(struct kvt_cache *cache, const struct kvt_req *req,
-                                 struct kvt_block *block)
+static struct kvt_outcome load_block(struct kvt_cache *cache, const struct kvt_req *req,
+                                     struct kvt_block *block)
 {
-    struct outcome out = {.kind = OUT_END, .status = KVT_E_CANCELED};
-    if (canceled(req))
+    struct kvt_outcome out;
+    if (!kvt_coding_begin(cache, req, &out))
         return out;
-    if (req->deadline_ns != INT64_MAX && kvt_clock_now(&cache->clock) >= req->deadline_ns) {
-        out.status = KVT_E_DEADLINE;
-        out.late = true;
-        return out;
-    }
     if (!record_ok(cache, req, block)) {
         out.status = out.release_status = KVT_E_CORRUPT;
         return out;
@@ -162,23 +78,8 @@ static struct outcome load_block(struct kvt_cache *cache, const struct kvt_req *
         kvt_decode_block(&shape->layout, block->key.group, block->level, payload,
                          shape->payload_bytes[block->level], &req->pool->desc, block->page);
     if (out.status == 0)
-        atomic_store_explicit(&req->pool->origin[block->page],
-                              block->level == KVT_LEVEL_RAW ? 0 : block->level,
-                              memory_order_relaxed);
+        kvt_coding_origin(req, block);
     return out;
-}
-
-static void load_outcome(struct kvt_cache *cache, struct kvt_block *block,
-                         const struct outcome *out)
-{
-    /* The store takes slots back after it has closed the ring: then the page may be anything. */
-    bool ours = !kvt_ring_closed(&cache->channel.replies);
-    cache->counters.load_late += out->late;
-    block->retry = 0;
-    block->release_status = out->release_status;
-    cache->statuses[block - cache->blocks] = out->status == 0 && !ours ? KVT_E_CLOSED : out->status;
-    kvt_engine_move(cache, block, KVT_B_GIVE_BACK);
-    kvt_bq_push(cache, &cache->give_back[KVT_REQ_LOAD], block);
 }
 
 /* ---- the loop ------------------------------------------------------------------------------ */
@@ -216,7 +117,7 @@ static uint32_t take_batch(struct kvt_cache *cache, int kind, struct kvt_block *
 static void work_once(struct kvt_cache *cache)
 {
     struct kvt_block *batch[BATCH_MAX];
-    struct outcome outcomes[BATCH_MAX];
+    struct kvt_outcome outcomes[BATCH_MAX];
     int kind = pick_kind(cache);
     uint32_t count = take_batch(cache, kind, batch);
     if (count == 0) /* another worker was faster */
@@ -227,12 +128,8 @@ static void work_once(struct kvt_cache *cache)
         outcomes[i] = kind == KVT_REQ_LOAD ? load_block(cache, req, batch[i])
                                            : store_block(cache, req, batch[i]);
     pthread_mutex_lock(&cache->lock);
-    for (uint32_t i = 0; i < count; i++) {
-        if (kind == KVT_REQ_LOAD)
-            load_outcome(cache, batch[i], &outcomes[i]);
-        else
-            store_outcome(cache, batch[i], &outcomes[i]);
-    }
+    for (uint32_t i = 0; i < count; i++)
+        kvt_coding_end(cache, kind, batch[i], &outcomes[i]);
     kvt_pump(cache);
 }
 

@@ -1,0 +1,114 @@
+/* What workers and GPU lanes share: what becomes of a block that was coded, and its header.
+ *
+ * Whoever codes a block owns its entry while it is CODING. He begins with kvt_coding_begin(), and
+ * ends, under the lock, with kvt_coding_end(). Threads: any; kvt_coding_end() under the cache's
+ * lock. Touches no page and no payload.
+ */
+#include <string.h>
+
+#include "base/checked.h"
+#include "client/client.h"
+
+bool kvt_coding_begin(const struct kvt_cache *cache, const struct kvt_req *req,
+                      struct kvt_outcome *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->kind = KVT_OUT_END;
+    if (atomic_load_explicit(&req->canceled, memory_order_relaxed) != 0)
+        out->status = KVT_E_CANCELED;
+    else if (req->deadline_ns != INT64_MAX && kvt_clock_now(&cache->clock) >= req->deadline_ns)
+        out->status = KVT_E_DEADLINE;
+    out->late = out->status == KVT_E_DEADLINE;
+    return out->status == 0;
+}
+
+void kvt_coding_header(const struct kvt_cache *cache, const struct kvt_req *req,
+                       const struct kvt_block *block, struct kvt_record_header *header)
+{
+    const struct kvt_shape *shape = req->ns->shape;
+    uint32_t index = (uint32_t)(block - cache->blocks) - req->first;
+    const struct kvt_key *parent = index == 0 ? &req->parent : &(block - 1)->key;
+    memset(header, 0, sizeof(*header));
+    header->magic = KVT_RECORD_MAGIC;
+    header->version = KVT_RECORD_VERSION;
+    header->map = block->level;
+    header->parent_len = parent->hash_len;
+    kvt_full_key_make(&header->key, req->ns->id, &block->key);
+    memcpy(header->parent, parent->hash, sizeof(header->parent));
+    header->first_pos = req->first_pos + index * shape->layout.block_tokens;
+    header->record_bytes = block->record_bytes;
+    header->payload_bytes = shape->payload_bytes[block->level];
+    header->sequence = block->sequence;
+}
+
+/* The next level above that this shape has; RAW ends the ladder. */
+static uint8_t level_above(const struct kvt_shape *shape, uint8_t level)
+{
+    do {
+        level++;
+    } while (level < KVT_LEVEL_RAW && shape->record_bytes[level] == 0);
+    return level;
+}
+
+struct kvt_outcome kvt_coding_escalate(const struct kvt_shape *shape, struct kvt_block *block,
+                                       int code)
+{
+    struct kvt_outcome out = {.kind = KVT_OUT_RETRY, .nonfinite = code == KVT_E_NONFINITE};
+    if (block->lossy || block->level == KVT_LEVEL_RAW) {
+        out.kind = KVT_OUT_END;
+        out.status = code;
+        out.reorigin_dropped = block->lossy != 0;
+        return out;
+    }
+    block->level = code == KVT_E_NONFINITE ? KVT_LEVEL_RAW : level_above(shape, block->level);
+    return out;
+}
+
+void kvt_coding_origin(const struct kvt_req *req, const struct kvt_block *block)
+{
+    atomic_store_explicit(&req->pool->origin[block->page],
+                          block->level == KVT_LEVEL_RAW ? 0 : block->level, memory_order_relaxed);
+}
+
+static void store_end(struct kvt_cache *cache, struct kvt_block *block,
+                      const struct kvt_outcome *out)
+{
+    struct kvt_client_counters *counters = &cache->counters;
+    counters->nonfinite += out->nonfinite && !block->lossy;
+    counters->reorigin_dropped += out->reorigin_dropped;
+    if (out->kind == KVT_OUT_COMMIT) {
+        kvt_engine_move(cache, block, KVT_B_CODED);
+        kvt_bq_push(cache, &cache->coded, block);
+        return;
+    }
+    block->retry = out->kind == KVT_OUT_RETRY;
+    if (block->retry && !out->nonfinite) {
+        counters->escalated++;
+        counters->escalated_raw += block->level == KVT_LEVEL_RAW;
+    }
+    cache->statuses[block - cache->blocks] = out->status;
+    kvt_engine_move(cache, block, KVT_B_GIVE_BACK);
+    kvt_bq_push(cache, &cache->give_back[KVT_REQ_STORE], block);
+}
+
+static void load_end(struct kvt_cache *cache, struct kvt_block *block,
+                     const struct kvt_outcome *out)
+{
+    /* The store takes slots back after it has closed the ring: then the page may be anything. */
+    bool ours = !kvt_ring_closed(&cache->channel.replies);
+    cache->counters.load_late += out->late;
+    block->retry = 0;
+    block->release_status = out->release_status;
+    cache->statuses[block - cache->blocks] = out->status == 0 && !ours ? KVT_E_CLOSED : out->status;
+    kvt_engine_move(cache, block, KVT_B_GIVE_BACK);
+    kvt_bq_push(cache, &cache->give_back[KVT_REQ_LOAD], block);
+}
+
+void kvt_coding_end(struct kvt_cache *cache, int kind, struct kvt_block *block,
+                    const struct kvt_outcome *out)
+{
+    if (kind == KVT_REQ_LOAD)
+        load_end(cache, block, out);
+    else
+        store_end(cache, block, out);
+}
