@@ -93,7 +93,11 @@ struct kvt_store_opts {
     uint32_t first_pos;           /* position of the first token of keys[0], in tokens */
     int level;                    /* enum kvt_level; DEFAULT: the configured level */
     int exact;                    /* 1: raw whatever the level */
+    int cool; /* 1: take the place of a better record: the block has left its window */
+    int reserved;
 };
+/* struct_size of callers whose struct ends before `cool`: accepted, what is not there is 0. */
+#define KVT_STORE_OPTS_SIZE_0 32u
 
 /* Queue the store of n blocks of one chain out of pool pages.
  * keys:    n keys of one chain, parents first. Borrowed until return.
@@ -101,6 +105,9 @@ struct kvt_store_opts {
  * opts:    NULL for defaults.
  * The first block of a sequence (first_pos 0) is stored raw; a block that fails the guard goes to
  * the next level up. Blocks already present at the level or better are not written again.
+ * cool: a present record of a higher level is replaced by one of `level` (of a lower one: not). A
+ * page that was loaded from a kv8 record is as good a source as an exact one, since kv8's error is
+ * far below that of the levels that blocks cool to; a page of 6 bits or less is never coded again.
  * Thread:  any. Blocks: never. Allocates: never.
  * Returns: 0 accepted, *out is owned until kvt_req_free(); -EAGAIN queue full; KVT_E_LAYOUT the
  *          pool does not match the namespace; KVT_E_INVAL. A refused call completes never. */

@@ -64,6 +64,7 @@ struct kvt_block {
     uint8_t state;          /* enum kvt_block_state */
     uint8_t level;          /* store: level to encode at; load: level of the granted record */
     uint8_t lossy;          /* store: the page is of lossy origin */
+    uint8_t recode;         /* store: it cools from kv8, so kv8 is the best it can be */
     uint8_t retry;          /* GIVE_BACK: ask again at `level` instead of ending */
     uint8_t tier;           /* load: where it was */
 };
@@ -85,6 +86,7 @@ struct kvt_req {
     uint8_t state; /* enum kvt_req_state */
     uint8_t min_level;
     bool asking;          /* stands in the asking list of its kind */
+    bool cool;            /* store: blocks take the place of better records */
     _Atomic int canceled; /* read by workers without the lock (relaxed: only a hint to stop early;
                              the lock orders everything that matters) */
     uint32_t index;

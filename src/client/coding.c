@@ -61,6 +61,10 @@ struct kvt_outcome kvt_coding_escalate(const struct kvt_shape *shape, struct kvt
         return out;
     }
     block->level = code == KVT_E_NONFINITE ? KVT_LEVEL_RAW : level_above(shape, block->level);
+    if (block->recode && block->level >= KVT_LEVEL_KV8) { /* it cannot cool: stays as it is */
+        block->level = KVT_LEVEL_KV8;
+        block->lossy = 1;
+    }
     return out;
 }
 

@@ -236,7 +236,9 @@ static bool send_alloc(struct kvt_cache *cache, struct kvt_req *req, uint32_t in
     }
     uint32_t block_tokens = req->ns->shape->layout.block_tokens;
     msg->map = blocks[0].level;
-    msg->replace = blocks[0].lossy ? 0 : 1;
+    msg->replace = blocks[0].lossy ? KVT_REPLACE_NEW
+                   : req->cool     ? KVT_REPLACE_COOL
+                                   : KVT_REPLACE_RAISE;
     msg->first_pos = req->first_pos + index * block_tokens;
     msg->block_tokens = block_tokens;
     set_parent(cache, req, index, msg);

@@ -165,6 +165,7 @@ static int req_take(const struct ask *ask, struct kvt_req **out)
     req->kind = (uint8_t)ask->kind;
     req->min_level = 0;
     req->asking = false;
+    req->cool = false;
     req->first = first;
     req->n = (uint32_t)ask->n;
     req->cursor = req->done = 0;
@@ -253,10 +254,28 @@ static int refuse(struct kvt_cache *cache, int code)
 
 /* ---- stores and loads ---------------------------------------------------------------------- */
 
+/* The options as this version knows them: a caller's shorter struct is filled up with zeroes. */
+static int store_opts_read(const struct kvt_store_opts *from, struct kvt_store_opts *opts)
+{
+    static_assert(offsetof(struct kvt_store_opts, cool) <= KVT_STORE_OPTS_SIZE_0 &&
+                      sizeof(struct kvt_store_opts) > KVT_STORE_OPTS_SIZE_0,
+                  "the first version ended there");
+    memset(opts, 0, sizeof(*opts));
+    opts->struct_size = sizeof(*opts);
+    if (from == NULL)
+        return 0;
+    if (from->struct_size == sizeof(*opts))
+        *opts = *from;
+    else if (from->struct_size == KVT_STORE_OPTS_SIZE_0)
+        memcpy(opts, from, offsetof(struct kvt_store_opts, cool));
+    else
+        return KVT_E_VERSION;
+    opts->struct_size = sizeof(*opts);
+    return 0;
+}
+
 static int store_opts_check(const struct kvt_ns *ns, const struct kvt_store_opts *opts, size_t n)
 {
-    if (opts->struct_size != sizeof(*opts))
-        return KVT_E_VERSION;
     if (opts->level < KVT_LEVEL_DEFAULT || opts->level > KVT_LEVEL_RAW)
         return KVT_E_INVAL;
     if (opts->level != KVT_LEVEL_DEFAULT && ns->shape->record_bytes[opts->level] == 0)
@@ -279,7 +298,11 @@ static void set_levels(struct kvt_req *req, const struct kvt_store_opts *opts)
         blocks[i].level = (uint8_t)level;
         if (i == 0 && opts->first_pos == 0)
             blocks[i].level = KVT_LEVEL_RAW;
-        if (atomic_load_explicit(&req->pool->origin[blocks[i].page], memory_order_relaxed) != 0) {
+        uint8_t origin =
+            atomic_load_explicit(&req->pool->origin[blocks[i].page], memory_order_relaxed);
+        /* A page of lossy origin is coded again only to cool from kv8. */
+        blocks[i].recode = req->cool && origin == KVT_LEVEL_KV8 && blocks[i].level < KVT_LEVEL_KV8;
+        if (origin != 0 && !blocks[i].recode) {
             blocks[i].lossy = 1;
             blocks[i].level = KVT_LEVEL_KV8;
         }
@@ -290,26 +313,27 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
               const uint32_t *ids, size_t n, const struct kvt_store_opts *opts,
               struct kvt_req **out)
 {
-    static const struct kvt_store_opts defaults = {.struct_size = sizeof(defaults)};
+    struct kvt_store_opts use;
     struct ask ask = {ns, pool, keys, ids, n, KVT_REQ_STORE};
     struct kvt_req *req;
     if (ns == NULL || out == NULL)
         return KVT_E_INVAL;
-    if (opts == NULL)
-        opts = &defaults;
     int rc = ask_check(&ask);
     if (rc == 0)
-        rc = store_opts_check(ns, opts, n);
+        rc = store_opts_read(opts, &use);
+    if (rc == 0)
+        rc = store_opts_check(ns, &use, n);
     if (rc != 0)
         return refuse(ns->cache, rc);
     rc = req_take(&ask, &req);
     if (rc != 0)
         return rc;
     req_fill(req, &ask);
-    req->first_pos = opts->first_pos;
-    if (opts->parent != NULL)
-        key_copy(&req->parent, opts->parent);
-    set_levels(req, opts);
+    req->first_pos = use.first_pos;
+    req->cool = use.cool != 0;
+    if (use.parent != NULL)
+        key_copy(&req->parent, use.parent);
+    set_levels(req, &use);
     *out = req;
     req_submit(req);
     return 0;

@@ -101,13 +101,21 @@ struct kvt_msg_lookup_reply { /* msg.status: the leading run; msg.count entries 
     } entries[]; /* padded to 8 bytes */
 };
 
+/* What an ALLOC wants when a record is present. The COMMIT decides once more: of two that race, a
+ * present record gives way to a higher level, and to a lower one only by COOL. */
+enum kvt_replace {
+    KVT_REPLACE_NEW = 0,   /* nothing: KVT_E_EXISTS, whatever its level */
+    KVT_REPLACE_RAISE = 1, /* take the place of one of a lower level */
+    KVT_REPLACE_COOL = 2   /* take the place of one of a higher level; a lower one stays */
+};
+
 /* ALLOC. keys: one chain, parents first. Behind a block that is neither stored nor being stored
  * (the named parent, or a key that was dropped) the rest is dropped: no lookup would reach it. */
 struct kvt_msg_alloc {
     struct kvt_msg msg;
     uint8_t map;
     uint8_t parent_len; /* 0: keys[0] starts the sequence */
-    uint8_t replace;    /* 1: allocate although a lower level is present */
+    uint8_t replace;    /* enum kvt_replace */
     uint8_t reserved[5];
     uint32_t first_pos;    /* of keys[0], tokens */
     uint32_t block_tokens; /* position step */

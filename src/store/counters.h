@@ -22,7 +22,8 @@
       "keys refused: their fingerprint belongs to another key")                                   \
     X(commit_ok, "store.committed", "blocks committed")                                           \
     X(commit_lost, "store.lost_race", "commits that lost to an earlier one of the same key")      \
-    X(commit_replaced, "store.replaced", "blocks replaced by one of a higher level")              \
+    X(commit_replaced, "store.replaced", "blocks replaced by one of another level")               \
+    X(commit_cooled, "store.cooled", "of them, blocks replaced by one of a lower level")          \
     X(commit_bad, "store.bad_header", "commits refused: the header is not what was granted")      \
     X(commit_stale, "store.stale", "commits or releases with a stale slot reference")             \
     X(commit_aborted, "store.aborted", "slots given back uncommitted")                            \

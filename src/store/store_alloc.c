@@ -4,7 +4,8 @@
  *  1. A key that is being filled by somebody is granted again: the first COMMIT wins, the loser's
  *     slot is freed. So nobody waits for a client that may have died.
  *  2. A block of a lower level is replaced at COMMIT of a higher one, in one step: the old slot is
- *     freed at its last unpin, the old place on disk leaves the index.
+ *     freed at its last unpin, the old place on disk leaves the index. A block that cools goes the
+ *     other way, and only where ALLOC said so; until its COMMIT the better record stays.
  *     Not so while a slot is outstanding that was allocated before the last COMMIT of its key: it
  *     has the older sequence, and after a restart the higher sequence would win. It has lost.
  *  3. When a block of a chain can be neither found nor given a slot, or the parent that a request
@@ -47,11 +48,12 @@ static void link_parent(struct chain *chain, uint32_t entry)
 }
 
 /* The nearest ancestor in DRAM is a leaf until this block is committed, so it would be next to go:
- * when it is nowhere else, storing its descendant would cut the chain under its own feet. Pin it
- * while room is made. Returns its slot, or NONE. */
-static uint32_t pin_ancestor(struct kvt_store *store, uint32_t entry)
+ * when it is nowhere else, storing its descendant would cut the chain under its own feet. So would
+ * the record that this one is to replace: nothing is gained if it goes before the new one is there.
+ * Pin it while room is made. Returns its slot, or NONE. */
+static uint32_t pin_needed(struct kvt_store *store, uint32_t entry)
 {
-    uint32_t at = kvt_index_at(&store->index, entry)->parent;
+    uint32_t at = entry;
 
     for (uint32_t steps = 0; at != KVT_INDEX_NONE && steps < LINK_STEPS; steps++) {
         const struct kvt_index_entry *e = kvt_index_at(&store->index, at);
@@ -70,12 +72,12 @@ static uint32_t pin_ancestor(struct kvt_store *store, uint32_t entry)
 
 static uint32_t make_room(struct kvt_store *store, uint32_t entry, uint32_t bytes)
 {
-    uint32_t ancestor = pin_ancestor(store, entry);
+    uint32_t needed = pin_needed(store, entry);
     uint32_t slot = kvt_room_slot(store, bytes, KVT_ROOM_STORE);
 
-    if (ancestor != KVT_SLOT_NONE) {
-        kvt_slot_unpin(&store->slots, ancestor);
-        kvt_slot_settle(store, ancestor);
+    if (needed != KVT_SLOT_NONE) {
+        kvt_slot_unpin(&store->slots, needed);
+        kvt_slot_settle(store, needed);
     }
     return slot;
 }
@@ -100,6 +102,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
     s->entry = entry;
     s->map = chain->request->map;
     s->filler = 1;
+    s->replace = chain->request->replace;
     s->sequence = store->sequence_next++;
     out->slot = slot;
     out->generation = s->generation;
@@ -109,11 +112,19 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
     return 0;
 }
 
+/* Whether a record of map `map` would take the place of the entry's, which is present. */
+static bool would_replace(const struct kvt_index_entry *e, unsigned map, uint8_t replace)
+{
+    int present = kvt_level_of_map(e->map), wanted = kvt_level_of_map(map);
+
+    return replace == KVT_REPLACE_COOL ? present > wanted : present < wanted;
+}
+
 /* Whether the present copy is good enough for this request. */
 static bool serves(const struct kvt_index_entry *e, const struct kvt_msg_alloc *request)
 {
-    return kvt_index_present(e) &&
-           (!request->replace || kvt_level_of_map(e->map) >= kvt_level_of_map(request->map));
+    return kvt_index_present(e) && (request->replace == KVT_REPLACE_NEW ||
+                                    !would_replace(e, request->map, request->replace));
 }
 
 static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
@@ -197,7 +208,8 @@ static bool reachable(const struct kvt_store *store, const struct kvt_full_key *
 static bool alloc_valid(const struct kvt_store *store, const struct kvt_msg_alloc *request,
                         uint32_t ns)
 {
-    return request->map >= 1 && request->map <= 6 && request->parent_len <= KVT_HASH_BYTES_MAX &&
+    return request->map >= 1 && request->map <= 6 && request->replace <= KVT_REPLACE_COOL &&
+           request->parent_len <= KVT_HASH_BYTES_MAX &&
            kvt_namespace_record_bytes(&store->spaces, ns, request->map) != 0;
 }
 
@@ -257,7 +269,7 @@ static int header_check(const struct kvt_store *store, uint32_t slot, uint64_t c
     return 0;
 }
 
-/* Make the slot the block of its entry, in place of a lower one. */
+/* Make the slot the block of its entry, in place of the one that is there. */
 static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
@@ -266,6 +278,7 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
 
     if (kvt_index_present(e)) {
         store->counts.commit_replaced++;
+        store->counts.commit_cooled += kvt_level_of_map(e->map) > kvt_level_of_map(s->map);
         kvt_entry_set_pinned(store, entry, false);
         if (e->slot != KVT_INDEX_NONE)
             kvt_entry_drop_slot(store, entry, false);
@@ -292,7 +305,7 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
 static bool replaces(const struct kvt_store *store, uint32_t entry, const struct kvt_slot *s)
 {
     return kvt_entry_is(store, entry, &s->key) &&
-           kvt_level_of_map(kvt_index_at(&store->index, entry)->map) < kvt_level_of_map(s->map);
+           would_replace(kvt_index_at(&store->index, entry), s->map, s->replace);
 }
 
 static int32_t commit_one(struct kvt_store *store, uint32_t client, const struct kvt_slot_ref *ref)

@@ -206,7 +206,8 @@ static void op_alloc(struct model *m)
 
     if (m->fill_count + n > FILLS_MAX)
         return;
-    rig_alloc(&m->rig, client, m->ns[ns], numbers, n, parent_of(first), map, roll(m, 2), entries);
+    rig_alloc(&m->rig, client, m->ns[ns], numbers, n, parent_of(first), map, (uint8_t)roll(m, 3),
+              entries);
     for (uint32_t i = 0; i < n; i++) {
         struct fill *fill = &m->fills[m->fill_count];
 
@@ -267,7 +268,7 @@ static void op_put(struct model *m)
     uint32_t n = pick_piece(m, numbers, DEPTH, &first);
     uint8_t map = maps[roll(m, 3)];
 
-    rig_put(&m->rig, m->ns[ns], numbers, n, parent_of(first), map, roll(m, 2), statuses);
+    rig_put(&m->rig, m->ns[ns], numbers, n, parent_of(first), map, (uint8_t)roll(m, 3), statuses);
     for (uint32_t i = 0; i < n; i++) {
         struct block *b = block_of(m, ns, numbers[i]);
 

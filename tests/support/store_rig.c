@@ -329,7 +329,7 @@ struct kvt_msg_key rig_key(uint64_t number)
 }
 
 void rig_alloc(struct rig *rig, uint32_t client, uint32_t ns, const uint64_t *numbers, uint32_t n,
-               uint64_t parent, uint8_t map, bool replace, struct kvt_alloc_entry *entries)
+               uint64_t parent, uint8_t map, uint8_t replace, struct kvt_alloc_entry *entries)
 {
     struct kvt_msg_alloc *msg = request(rig, KVT_OP_ALLOC, sizeof(*msg) + n * 40, ns, n);
     const struct kvt_msg_alloc_reply *reply;
@@ -422,7 +422,7 @@ void rig_abort(struct rig *rig, uint32_t client, const struct kvt_alloc_entry *e
 }
 
 uint32_t rig_put(struct rig *rig, uint32_t ns, const uint64_t *numbers, uint32_t n, uint64_t parent,
-                 uint8_t map, bool replace, int32_t *statuses)
+                 uint8_t map, uint8_t replace, int32_t *statuses)
 {
     static struct kvt_alloc_entry entries[RIG_CHAIN_MAX];
     uint32_t committed = 0;

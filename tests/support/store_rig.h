@@ -90,12 +90,13 @@ int rig_try_ns(struct rig *rig, uint8_t name, const uint32_t pages[7], uint32_t 
 struct kvt_msg_key rig_key(uint64_t number);
 
 /* Store a chain: numbers[0..n), parent number or 0. Allocates, fills and commits as one client.
+ * replace: enum kvt_replace.
  * statuses: optional. Returns how many were committed. */
 uint32_t rig_put(struct rig *rig, uint32_t ns, const uint64_t *numbers, uint32_t n, uint64_t parent,
-                 uint8_t map, bool replace, int32_t *statuses);
+                 uint8_t map, uint8_t replace, int32_t *statuses);
 /* The parts of it. entries: n replies of ALLOC. */
 void rig_alloc(struct rig *rig, uint32_t client, uint32_t ns, const uint64_t *numbers, uint32_t n,
-               uint64_t parent, uint8_t map, bool replace, struct kvt_alloc_entry *entries);
+               uint64_t parent, uint8_t map, uint8_t replace, struct kvt_alloc_entry *entries);
 uint64_t rig_fill(struct rig *rig, uint32_t ns, uint64_t number, uint64_t parent, uint8_t map,
                   const struct kvt_alloc_entry *entry);
 int32_t rig_commit(struct rig *rig, uint32_t client, const struct kvt_alloc_entry *entry,

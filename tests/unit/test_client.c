@@ -496,6 +496,90 @@ static void nan_is_stored_raw(void **state)
     free(got);
 }
 
+static int32_t store_cool(uint64_t seed, uint32_t page, int level)
+{
+    struct kvt_key key = rig_key(seed);
+    struct kvt_store_opts opts = {
+        .struct_size = sizeof(opts), .first_pos = 16, .level = level, .cool = 1};
+    struct kvt_req *req;
+    assert_int_equal(kvt_store(rig.ns, rig.pool, &key, &page, 1, &opts, &req), 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    int32_t status = kvt_req_status(req, NULL)[0];
+    kvt_req_free(req);
+    return status;
+}
+
+/* Cooling from a page: one that is exact or of kv8 origin may be coded, a coarser one not. */
+static void cooling_takes_the_place_of_a_better_record(void **state)
+{
+    const uint32_t pages[2] = {0, 1};
+    (void)state;
+    open_small("dram=8MiB,level=kv4", 4);
+    for (uint32_t i = 0; i < 2; i++)
+        rig_fill_smooth(&rig, i, i);
+    store_level(1, 2, 16, KVT_LEVEL_KV8, 0);
+    assert_int_equal(store_cool(1, 0, KVT_LEVEL_KV4), 0); /* from the exact page */
+    assert_int_equal(run_at(1, 1, KVT_LEVEL_KV8), 0);
+    assert_int_equal(run_at(1, 1, KVT_LEVEL_KV4), 1);
+    assert_int_equal(store_cool(1, 0, KVT_LEVEL_KV4), KVT_E_EXISTS);
+    struct kvt_key key = rig_key(2);
+    struct kvt_req *req; /* from the kv8 record */
+    assert_int_equal(kvt_load(rig.ns, rig.pool, &key, &pages[1], 1, NULL, &req), 0);
+    kvt_req_free(req);
+    assert_int_equal(store_cool(2, 1, KVT_LEVEL_KV8), KVT_E_EXISTS);
+    assert_int_equal(store_cool(2, 1, KVT_LEVEL_RAW), KVT_E_EXISTS);
+    assert_int_equal(run_at(2, 1, KVT_LEVEL_KV8), 1);
+    assert_int_equal(store_cool(2, 1, KVT_LEVEL_KV4), 0);
+    assert_int_equal(run_at(2, 1, KVT_LEVEL_KV8), 0);
+    /* a page of kv4 origin is not coded again: kv6 in DRAM stays although int4 is asked for */
+    assert_int_equal(kvt_load(rig.ns, rig.pool, &key, &pages[1], 1, NULL, &req), 0);
+    kvt_req_free(req);
+    assert_int_equal(store_cool(2, 1, KVT_LEVEL_INT4), KVT_E_EXISTS);
+    assert_int_equal(run_at(2, 1, KVT_LEVEL_KV4), 1);
+    assert_int_equal(rig_stat(&rig, "store.cooled"), 2);
+    assert_int_equal(rig_stat(&rig, "store.reorigin"), 0);
+}
+
+/* A block of kv8 origin that the guard does not let go lower stays at kv8. */
+static void a_block_that_cannot_cool_stays(void **state)
+{
+    const uint32_t page = 0;
+    struct kvt_key key = rig_key(1);
+    struct kvt_req *req;
+    (void)state;
+    open_small("dram=8MiB,level=kv4", 4);
+    rig_fill_smooth(&rig, 0, 1);
+    shift_keys(0, 8); /* too much for kv4, kv5 and kv6, not for kv8 */
+    store_level(1, 1, 16, KVT_LEVEL_KV8, 0);
+    assert_int_equal(kvt_load(rig.ns, rig.pool, &key, &page, 1, NULL, &req), 0);
+    kvt_req_free(req);
+    assert_int_equal(store_cool(1, 0, KVT_LEVEL_KV4), KVT_E_EXISTS);
+    assert_int_equal(run_at(1, 1, KVT_LEVEL_KV8), 1);
+    assert_int_equal(rig_stat(&rig, "store.cooled"), 0);
+    assert_int_equal(rig_stat(&rig, "store.escalated"), 3);
+}
+
+/* Callers of the first version end before `cool`: what lies behind their struct is not read. */
+static void a_shorter_options_struct_is_accepted(void **state)
+{
+    struct kvt_key key = rig_key(1);
+    uint32_t page = 0;
+    struct kvt_req *req;
+    struct kvt_store_opts opts = {.first_pos = 16, .level = KVT_LEVEL_KV8};
+    (void)state;
+    open_small("dram=8MiB,level=kv4", 4);
+    rig_fill_smooth(&rig, 0, 1);
+    store_level(1, 1, 16, KVT_LEVEL_KV8, 0);
+    opts.struct_size = KVT_STORE_OPTS_SIZE_0;
+    opts.cool = 1;
+    opts.level = KVT_LEVEL_KV4;
+    assert_int_equal(kvt_store(rig.ns, rig.pool, &key, &page, 1, &opts, &req), 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    assert_int_equal(kvt_req_status(req, NULL)[0], KVT_E_EXISTS);
+    kvt_req_free(req);
+    assert_int_equal(run_at(1, 1, KVT_LEVEL_KV8), 1);
+}
+
 /* Promise 5: a page of lossy origin is never stored as exact. */
 static void lossy_origin_is_never_stored_as_exact(void **state)
 {
@@ -824,6 +908,9 @@ int main(void)
         cmocka_unit_test_teardown(a_failed_guard_goes_up_and_is_counted, tear_down),
         cmocka_unit_test_teardown(without_the_guard_nothing_goes_up, tear_down),
         cmocka_unit_test_teardown(nan_is_stored_raw, tear_down),
+        cmocka_unit_test_teardown(cooling_takes_the_place_of_a_better_record, tear_down),
+        cmocka_unit_test_teardown(a_block_that_cannot_cool_stays, tear_down),
+        cmocka_unit_test_teardown(a_shorter_options_struct_is_accepted, tear_down),
         cmocka_unit_test_teardown(lossy_origin_is_never_stored_as_exact, tear_down),
         cmocka_unit_test_teardown(a_deadline_in_the_past_touches_no_page, tear_down),
         cmocka_unit_test_teardown(the_configured_deadline_applies, tear_down),
