@@ -9,7 +9,8 @@
     X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")    \
     X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                  \
     X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good") \
-    X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")
+    X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")            \
+    X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks")
 
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */
 #define KVT_COMMANDS_LLAMA(X) \
