@@ -9,6 +9,8 @@
 #include <string.h>
 #include <time.h>
 
+#include <ggml-cpu.h>
+
 #include "cli.h"
 #include "demo.h"
 
@@ -117,6 +119,13 @@ int demo_engine_context(struct demo_engine *engine, const struct demo_config *co
         return -1;
     }
     engine->batch = llama_batch_init(DEMO_BATCH_TOKENS, 0, 1);
+    /* By default the threads of llama.cpp spin for tens of milliseconds after each decode, on the
+     * processors that are to decode blocks then. Ours sleep between two graphs. */
+    struct ggml_threadpool_params pool = ggml_threadpool_params_default((int)config->threads);
+    pool.poll = 0;
+    engine->pool = ggml_threadpool_new(&pool);
+    if (engine->pool != NULL)
+        llama_attach_threadpool(engine->ctx, engine->pool, engine->pool);
     return 0;
 }
 
@@ -126,6 +135,8 @@ void demo_engine_close(struct demo_engine *engine)
         llama_batch_free(engine->batch);
     if (engine->ctx != NULL)
         llama_free(engine->ctx);
+    if (engine->pool != NULL)
+        ggml_threadpool_free(engine->pool);
     if (engine->model != NULL)
         llama_model_free(engine->model);
     llama_log_set(NULL, NULL);

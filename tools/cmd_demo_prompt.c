@@ -2,8 +2,10 @@
  *
  * Every prompt is the model's chat template around "document, blank line, question", so that all
  * share the document as prefix. The document is cut at the end of a sentence such that the first
- * prompt has at most the tokens asked for; what follows the cut is the text of the quality
- * measurement (its beginning again, when it is too short).
+ * prompt has at most the tokens asked for, and at most DEMO_REST_TOKENS beyond its whole blocks:
+ * every one of those is computed each time, which says nothing about the store, and half a block is
+ * the average of all prompts. What follows the cut is the text of the quality measurement (its
+ * beginning again, when it is too short).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,6 +18,8 @@
 
 #define FILE_BYTES_MAX ((size_t)16 << 20)
 #define SMOL_SYSTEM "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+#define BLOCK_TOKENS 16
+#define CUT_TRIES 16
 #define TOKEN_BYTES_MAX 64 /* bytes of text per token, more than any text has on average */
 
 /* Answers: Tomas Breck; Clara Venn; Elias Fenn. The text is invented: no model knows them by heart.
@@ -154,13 +158,13 @@ static int make_question(struct demo_question *question, const struct demo_engin
     return question->tokens != NULL ? 0 : -1;
 }
 
-/* The end of the last sentence or paragraph at or before len; len when there is none. */
+/* The end of the last sentence or paragraph at or before len; 0 when the second half has none. */
 static size_t sentence_end(const char *text, size_t len)
 {
     for (size_t i = len; i > len / 2; i--)
         if (text[i - 1] == '\n' || (i < len && text[i - 1] == '.' && text[i] == ' '))
             return i;
-    return len;
+    return 0;
 }
 
 /* Tokens of the first len bytes; SIZE_MAX on failure. */
@@ -173,6 +177,24 @@ static size_t count_tokens(const struct demo_engine *engine, const char *text, s
         return SIZE_MAX;
     free(tokens);
     return count;
+}
+
+/* The last sentence end at or before `end` that leaves at most DEMO_REST_TOKENS of the first prompt
+ * beyond its usable blocks; `end` when CUT_TRIES ends do not; 0 on failure. */
+static size_t cut_by_rest(struct demo_prompt *prompt, const struct demo_engine *engine,
+                          const char *text, size_t end)
+{
+    size_t at = end;
+
+    for (int tries = 0; tries < CUT_TRIES && at > 0; tries++) {
+        if (make_question(&prompt->questions[0], engine, text, at) != 0)
+            return 0;
+        const size_t count = prompt->questions[0].count;
+        if (count - BLOCK_TOKENS * kvt_usable_blocks(BLOCK_TOKENS, count) <= DEMO_REST_TOKENS)
+            return at;
+        at = sentence_end(text, at - 1);
+    }
+    return end;
 }
 
 /* How many bytes of the document make the first prompt at most `want` tokens; 0: none, or failed.
@@ -198,7 +220,8 @@ static size_t cut_document(struct demo_prompt *prompt, const struct demo_engine 
         else
             high = middle - 1;
     }
-    return low < len ? sentence_end(text, low) : len;
+    const size_t end = low < len ? sentence_end(text, low) : len;
+    return cut_by_rest(prompt, engine, text, end > 0 ? end : low);
 }
 
 static int make_forced(struct demo_prompt *prompt, const struct demo_engine *engine,

@@ -118,6 +118,7 @@ static void print_question(const json_t *question)
     printf("  %-24s%12s    %12s    %12s\n", "", "cold", "DRAM", "disk, new process");
     print_times("time to first token", question, "ttft_ms", "ms", 1);
     print_speedup(question);
+    print_times("  of it computing", question, "compute_ms", "ms", 1);
     print_times("tokens loaded", question, "loaded_tokens", "", 1);
     print_times("tokens computed", question, "computed_tokens", "", 1);
     print_times("bytes moved", question, "bytes_moved", "MiB", 1.0 / (1 << 20));

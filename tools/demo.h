@@ -13,6 +13,7 @@
 #define DEMO_ANSWER_TOKENS 48  /* longest answer that is generated */
 #define DEMO_FORCED_TOKENS 256 /* text of the quality measurement */
 #define DEMO_BATCH_TOKENS 512
+#define DEMO_REST_TOKENS 8 /* most tokens of the first prompt beyond its usable blocks */
 
 /* What the command line says; the same in the processes of both phases. */
 struct demo_config {
@@ -31,6 +32,7 @@ struct demo_engine {
     struct llama_model *model;
     struct llama_context *ctx;
     struct llama_context_params params;
+    struct ggml_threadpool *pool;
     const struct llama_vocab *vocab;
     struct llama_batch batch;
     char failure[1024]; /* last error lines of llama.cpp, "a; b" */

@@ -78,7 +78,8 @@ struct kvt_llama_report {
 
 /* Restore the longest stored prefix of tokens[0..n) into sequence seq, which must be empty: the
  * caller computes the rest. At least one token is always left to compute.
- * Blocks: while blocks are read and decoded. Allocates: staging memory, kept for the next call.
+ * Blocks: while blocks are read and decoded. Allocates: staging memory as large as the restored
+ * state, kept for the next call; the copy of a finished save serves as well.
  * Returns the number of tokens restored (0: nothing found, or a state that was not beyond doubt),
  * or a negative error; after 0 and after an error the sequence is empty.
  * report: optional, struct_size set by the caller. */

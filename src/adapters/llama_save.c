@@ -31,6 +31,18 @@ struct plan {
     size_t cut; /* blocks left out because there were too many runs */
 };
 
+/* The larger of the copy and the load staging stays, for the next restore: its pages are there, and
+ * a fresh mapping costs as much time as decoding into it. */
+static void keep_rows(struct kvt_llama *llama, struct kvt_llama_saving *saving)
+{
+    if (saving->rows.capacity > llama->load.capacity) {
+        const struct kvt_staging smaller = llama->load;
+        llama->load = saving->rows;
+        saving->rows = smaller;
+    }
+    kvt_staging_free(&saving->rows);
+}
+
 static void finish(struct kvt_llama *llama, struct kvt_llama_saving *saving)
 {
     for (size_t i = 0; i < saving->req_count; i++) {
@@ -48,8 +60,8 @@ static void finish(struct kvt_llama *llama, struct kvt_llama_saving *saving)
         saving->reqs[i] = NULL;
     }
     kvt_pool_unregister(saving->pool);
-    kvt_staging_free(&saving->rows);
     saving->pool = NULL;
+    keep_rows(llama, saving);
     saving->req_count = 0;
 }
 

@@ -6,6 +6,7 @@
  * depend on the cache.
  */
 #include "llama_help.h"
+#include "llama_internal.h"
 
 #define N 210        /* prompt: 13 blocks and 2 tokens */
 #define BLOCKS 13    /* full blocks */
@@ -126,6 +127,31 @@ static void test_raw_is_bit_identical(void **state)
 }
 
 /* Other head counts and sizes, every cache type: bit-identical as well. */
+/* The copy that a save made becomes the memory of the next restore, which then maps nothing new. */
+static void test_restore_reuses_the_copy_of_a_save(void **state)
+{
+    (void)state;
+    struct rig rig;
+    float logits[HELP_VOCAB];
+
+    open_rig(&rig, KVT_LEVEL_RAW, 0);
+    assert_null(rig.llama->load.bytes);
+    learn(&rig);
+    const uint8_t *kept = rig.llama->load.bytes;
+    assert_non_null(kept);
+    recall(&rig, 0, TOKENS, logits);
+    assert_ptr_equal(rig.llama->load.bytes, kept);
+    assert_memory_equal(logits, rig.exact, sizeof(logits));
+    /* a smaller copy does not take its place */
+    clear(&rig);
+    rig.tokens[0] ^= 1;
+    help_prefill(rig.ctx, 0, rig.tokens, 33);
+    assert_int_equal(kvt_llama_save(rig.llama, 0, rig.tokens, 33), 2);
+    assert_int_equal(kvt_llama_sync(rig.llama), 0);
+    assert_ptr_equal(rig.llama->load.bytes, kept);
+    close_rig(&rig);
+}
+
 static void test_raw_of_every_shape(void **state)
 {
     (void)state;
@@ -678,6 +704,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_raw_is_bit_identical),
+        cmocka_unit_test(test_restore_reuses_the_copy_of_a_save),
         cmocka_unit_test(test_raw_of_every_shape),
         cmocka_unit_test(test_raw_after_reopen),
         cmocka_unit_test(test_lossy_is_near),

@@ -152,7 +152,10 @@ static json_t *check_json(const struct outcome *outcome, int want_identical)
     }
     /* the second process had nothing in DRAM */
     const json_t *first = json_array_get(json_object_get(report, "questions"), 0);
-    const json_t *disk = json_object_get(first, "disk");
+    const json_t *disk = json_object_get(first, "disk"), *dram = json_object_get(first, "dram");
+    const double parts = number(dram, "lookup_ms", NULL) + number(dram, "load_ms", NULL) +
+                         number(dram, "set_state_ms", NULL) + number(dram, "compute_ms", NULL);
+    assert_true(parts > 0.99 * number(report, "ttft_ms", "dram"));
     assert_true(number(disk, "blocks_disk", NULL) == loaded / 16);
     assert_true(number(disk, "blocks_dram", NULL) == 0);
     assert_int_equal(json_array_size(json_object_get(report, "questions")), 3);
@@ -449,6 +452,9 @@ static void test_real_model(void **state)
                                     "raw", "--json", NULL});
     json_t *report = check_json(&outcome, 1);
     assert_true(number(report, "engine_bytes_per_token", NULL) == 23040);
+    /* the prompt is cut such that half a block is left at most */
+    assert_true(number(report, "prompt_tokens", NULL) - number(report, "loaded_tokens", "dram") <=
+                8);
     json_decref(report);
 }
 
