@@ -254,7 +254,7 @@ bool kvt_index_link(struct kvt_index *index, uint32_t entry, uint32_t parent, ui
     }
     e->parent = parent;
     p->children++;
-    if (e->slot != KVT_INDEX_NONE)
+    if (kvt_index_in_dram(e))
         p->dram_children++;
     return true;
 }
@@ -266,20 +266,35 @@ void kvt_index_unlink(struct kvt_index *index, uint32_t entry)
     if (e->parent == KVT_INDEX_NONE)
         return;
     index->entries[e->parent].children--;
-    if (e->slot != KVT_INDEX_NONE)
+    if (kvt_index_in_dram(e))
         index->entries[e->parent].dram_children--;
     e->parent = KVT_INDEX_NONE;
+}
+
+static void in_dram_changed(struct kvt_index *index, const struct kvt_index_entry *e, bool had)
+{
+    bool has = kvt_index_in_dram(e);
+
+    if (e->parent != KVT_INDEX_NONE && had != has)
+        index->entries[e->parent].dram_children += has ? 1 : -1;
 }
 
 void kvt_index_set_slot(struct kvt_index *index, uint32_t entry, uint32_t slot)
 {
     struct kvt_index_entry *e = &index->entries[entry];
-    bool had = e->slot != KVT_INDEX_NONE;
-    bool has = slot != KVT_INDEX_NONE;
+    bool had = kvt_index_in_dram(e);
 
     e->slot = slot & KVT_INDEX_NONE;
-    if (e->parent != KVT_INDEX_NONE && had != has)
-        index->entries[e->parent].dram_children += has ? 1 : -1;
+    in_dram_changed(index, e, had);
+}
+
+void kvt_index_set_filling(struct kvt_index *index, uint32_t entry, uint32_t filling)
+{
+    struct kvt_index_entry *e = &index->entries[entry];
+    bool had = kvt_index_in_dram(e);
+
+    e->filling = filling & KVT_INDEX_FILLING_MAX;
+    in_dram_changed(index, e, had);
 }
 
 uint64_t kvt_index_bytes(const struct kvt_index *index)
@@ -326,7 +341,7 @@ int kvt_index_check(const struct kvt_index *index, char *why, size_t why_len)
             break;
         }
         children[e->parent]++;
-        dram_children[e->parent] += e->slot != KVT_INDEX_NONE;
+        dram_children[e->parent] += kvt_index_in_dram(e);
     }
     if (!err && used != index->used) {
         snprintf(why, why_len, "index counts %u entries, there are %u", index->used, used);

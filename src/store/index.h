@@ -55,7 +55,7 @@ struct kvt_index_entry {
     uint64_t freq : 2; /* recent hits, saturating */
     uint64_t root : 4;
     uint64_t children : 21;      /* entries whose parent this is */
-    uint64_t dram_children : 21; /* of them, those with a slot */
+    uint64_t dram_children : 21; /* of them, those with a slot, or being filled */
 };
 static_assert(sizeof(struct kvt_index_entry) == 40, "40 bytes an entry, 48 with its table share");
 
@@ -109,8 +109,10 @@ void kvt_index_remove(struct kvt_index *index, uint32_t entry);
 bool kvt_index_link(struct kvt_index *index, uint32_t entry, uint32_t parent, uint32_t steps_max);
 void kvt_index_unlink(struct kvt_index *index, uint32_t entry);
 
-/* Set or clear the slot of an entry; keeps the parent's dram_children. */
+/* Set or clear the slot of an entry, or the number of clients that fill it; both keep the parent's
+ * dram_children. */
 void kvt_index_set_slot(struct kvt_index *index, uint32_t entry, uint32_t slot);
+void kvt_index_set_filling(struct kvt_index *index, uint32_t entry, uint32_t filling);
 
 /* Memory that is really used: touched entries and the table. */
 uint64_t kvt_index_bytes(const struct kvt_index *index);
@@ -122,6 +124,12 @@ __attribute__((warn_unused_result)) int kvt_index_check(const struct kvt_index *
 static inline struct kvt_index_entry *kvt_index_at(const struct kvt_index *index, uint32_t entry)
 {
     return &index->entries[entry];
+}
+
+/* It is in DRAM, or about to be: its parent stays there too. */
+static inline bool kvt_index_in_dram(const struct kvt_index_entry *entry)
+{
+    return entry->slot != KVT_INDEX_NONE || entry->filling;
 }
 
 /* A block that can be handed out, now or after a read. */

@@ -2,9 +2,9 @@
  *
  * Rules
  *  1. Only blocks that may leave now stand in a queue: VALID in the cache region, not pinned, not
- *     waiting for the disk, no child in DRAM. The others are parked: they keep their class and come
- *     back when the reason ends (kvt_policy_settle()). So choosing a victim never scans past blocks
- *     that cannot leave, and a chain goes from its end to its start.
+ *     waiting for the disk, no child in DRAM or being filled. The others are parked: they keep
+ * their class and come back when the reason ends (kvt_policy_settle()). So choosing a victim never
+ * scans past blocks that cannot leave, and a chain goes from its end to its start.
  *  2. A parent whose last child has left comes back at the old end: it is at least as old as the
  *     child that policy has just chosen.
  *  3. New blocks enter `small`; those that are hit there, or that left it unhit not long ago (the

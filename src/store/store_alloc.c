@@ -47,12 +47,13 @@ static void link_parent(struct chain *chain, uint32_t entry)
         kvt_slot_settle(store, kvt_index_at(&store->index, parent)->slot);
 }
 
-/* The nearest ancestor in DRAM is a leaf until this block is committed, so it would be next to go:
+/* The nearest ancestor in DRAM is a leaf until this block has its slot, so it would be next to go:
  * when it is nowhere else, storing its descendant would cut the chain under its own feet. So would
  * the record that this one is to replace: nothing is gained if it goes before the new one is there.
  * Pin it while room is made. Returns its slot, or NONE. */
-static uint32_t pin_needed(struct kvt_store *store, uint32_t entry)
+static uint32_t pin_needed(const struct chain *chain, uint32_t entry)
 {
+    struct kvt_store *store = chain->store;
     uint32_t at = entry;
 
     for (uint32_t steps = 0; at != KVT_INDEX_NONE && steps < LINK_STEPS; steps++) {
@@ -65,14 +66,18 @@ static uint32_t pin_needed(struct kvt_store *store, uint32_t entry)
             kvt_slot_settle(store, e->slot);
             return e->slot;
         }
-        at = e->parent;
+        if (at == entry && e->parent == KVT_INDEX_NONE && chain->has_parent)
+            at = kvt_entry_find(store, &chain->parent); /* not linked yet */
+        else
+            at = e->parent;
     }
     return KVT_SLOT_NONE;
 }
 
-static uint32_t make_room(struct kvt_store *store, uint32_t entry, uint32_t bytes)
+static uint32_t make_room(const struct chain *chain, uint32_t entry, uint32_t bytes)
 {
-    uint32_t needed = pin_needed(store, entry);
+    struct kvt_store *store = chain->store;
+    uint32_t needed = pin_needed(chain, entry);
     uint32_t slot = kvt_room_slot(store, bytes, KVT_ROOM_STORE);
 
     if (needed != KVT_SLOT_NONE) {
@@ -88,7 +93,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
 {
     struct kvt_store *store = chain->store;
     uint32_t bytes = kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->request->map);
-    uint32_t slot = make_room(store, entry, bytes);
+    uint32_t slot = make_room(chain, entry, bytes);
     struct kvt_slot *s;
 
     if (slot == KVT_SLOT_NONE)
@@ -159,16 +164,17 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
         store->counts.alloc_dropped_dram++;
         return KVT_E_DROPPED;
     }
-    e->filling++; /* from here on making room cannot remove the entry */
-    link_parent(chain, entry);
+    kvt_entry_fill_begin(store, entry); /* from here on making room cannot remove the entry */
     status = grant(chain, entry, full, out);
-    if (status) {
-        store->counts.alloc_dropped_dram++;
-        kvt_entry_fill_end(store, entry);
-        kvt_entry_settle(store, entry);
-    } else {
+    /* Linked last: a parent that is on disk as well may leave DRAM to make room for its child. */
+    if (!status) {
+        link_parent(chain, entry);
         store->counts.alloc_granted++;
+        return 0;
     }
+    store->counts.alloc_dropped_dram++;
+    kvt_entry_fill_end(store, entry);
+    kvt_entry_settle(store, entry);
     return status;
 }
 

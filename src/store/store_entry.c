@@ -188,13 +188,20 @@ void kvt_slot_settle(struct kvt_store *store, uint32_t slot)
     kvt_policy_settle(&store->policy, slot, false);
 }
 
+void kvt_entry_fill_begin(struct kvt_store *store, uint32_t entry)
+{
+    kvt_index_set_filling(&store->index, entry, kvt_index_at(&store->index, entry)->filling + 1u);
+    parent_settle(store, entry, false);
+}
+
 void kvt_entry_fill_end(struct kvt_store *store, uint32_t entry)
 {
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
-    e->filling--;
+    kvt_index_set_filling(&store->index, entry, e->filling - 1u);
     if (!e->filling)
         e->raced = 0;
+    parent_settle(store, entry, false);
 }
 
 void kvt_slot_abandon(struct kvt_store *store, uint32_t slot)

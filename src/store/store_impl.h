@@ -243,7 +243,8 @@ void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned);
 /* Pins or queues of a slot have changed: free it, queue it for eviction, or park it. */
 void kvt_slot_settle(struct kvt_store *store, uint32_t slot);
 void kvt_slot_free(struct kvt_store *store, uint32_t slot);
-/* One client less is filling for this entry. The entry is not settled. */
+/* One client more, or less, is filling for this entry. The entry is not settled. */
+void kvt_entry_fill_begin(struct kvt_store *store, uint32_t entry);
 void kvt_entry_fill_end(struct kvt_store *store, uint32_t entry);
 /* A FILLING slot ends without COMMIT (the hold is released by the caller). */
 void kvt_slot_abandon(struct kvt_store *store, uint32_t slot);

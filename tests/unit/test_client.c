@@ -702,7 +702,7 @@ static void a_full_cache_drops_and_says_so(void **state)
 {
     int32_t status[512];
     (void)state;
-    open_small("dram=1MiB,staging=64KiB,threads=1", 512);
+    open_small("dram=1MiB,staging=64KiB", 512);
     size_t ok = rig_store(&rig, 1, 512, 0, status);
     size_t dropped = 0;
     for (int i = 0; i < 512; i++)

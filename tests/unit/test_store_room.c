@@ -180,12 +180,114 @@ static void test_full_index(void **state)
     rig_close(&rig);
 }
 
+/* A chain that is longer than DRAM, without a disk, committed in no particular order by several
+ * hands: what stays is its start. A parent whose child is still being filled is no leaf. */
+static void test_parents_of_fills_stay(void **state)
+{
+    struct rig_options options = rig_defaults();
+    struct kvt_rng rng = {rng_seed()};
+    struct kvt_alloc_entry entries[4];
+    uint64_t numbers[64], other;
+    uint32_t ns, done = 0, run;
+    struct rig rig;
+
+    (void)state;
+    options.cache_bytes = 16 * 4 * 4096;
+    options.disk_cap_bytes = 0;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    for (uint64_t i = 0; i < 64; i++)
+        numbers[i] = 1000 + i;
+    while (done < 64) {
+        rig_alloc(&rig, CLIENT, ns, numbers + done, 4, done ? numbers[done - 1] : 0, KV4, false,
+                  entries);
+        if (entries[0].status)
+            break;
+        for (uint32_t i = 0; i < 4; i++) { /* the last one ends last: it is filled meanwhile */
+            uint32_t at = i < 3 ? (i + (uint32_t)kvt_rng_below(&rng, 3)) % 3 : 3;
+
+            for (uint32_t k = 0; i < 3 && entries[at].status; k++)
+                at = k; /* each once */
+            if (entries[at].status)
+                continue;
+            assert_int_equal(
+                rig_commit(&rig, CLIENT, &entries[at],
+                           rig_fill(&rig, ns, numbers[done + at],
+                                    done + at ? numbers[done + at - 1] : 0, KV4, &entries[at])),
+                0);
+            entries[at].status = KVT_E_EXISTS;
+            other = 5000 + done * 4 + i; /* somebody else needs room in between */
+            (void)rig_put(&rig, ns, &other, 1, 0, KV4, false, NULL);
+        }
+        run = rig_lookup(&rig, ns, numbers, 64, 0, NULL);
+        assert_true(run > done);
+        done += 4;
+    }
+    run = rig_lookup(&rig, ns, numbers, 64, 0, NULL);
+    printf("           %u of a chain of 64 in DRAM for 16\n", run);
+    assert_true(run >= 8);
+    for (uint32_t i = run; i < 64; i++)
+        assert_int_equal(rig_lookup(&rig, ns, &numbers[i], 1, 0, NULL), 0);
+    rig_close(&rig);
+}
+
+/* The block that is being filled gives its parent free again when the client gives up or dies, and
+ * a parent that is on disk as well may leave DRAM for the sake of its child. */
+static void test_fills_protect_only_while_they_last(void **state)
+{
+    struct rig_options options = rig_defaults();
+    struct kvt_alloc_entry entry;
+    static const uint32_t short_pages[7] = {0, 0, 4};
+    uint64_t parent = 1, child = 2, other;
+    struct rig rig;
+    uint32_t ns;
+
+    (void)state;
+    options.cache_bytes = 4 * 4 * 4096;
+    options.disk_cap_bytes = 0;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    for (int way = 0; way < 3; way++) {
+        assert_int_equal(rig_put(&rig, ns, &parent, 1, 0, KV4, false, NULL), 1);
+        rig_alloc(&rig, 7, ns, &child, 1, parent, KV4, false, &entry);
+        assert_int_equal(entry.status, 0);
+        for (other = 100; other < 110; other++)
+            (void)rig_put(&rig, ns, &other, 1, 0, KV4, false, NULL);
+        assert_int_equal(rig_lookup(&rig, ns, &parent, 1, 0, NULL), 1);
+        if (way == 0)
+            rig_abort(&rig, 7, &entry);
+        else if (way == 1)
+            kvt_store_client_gone(rig.store, 7);
+        else
+            assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, &child, 1), 0);
+        for (other = 200; other < 210; other++)
+            (void)rig_put(&rig, ns, &other, 1, 0, KV4, false, NULL);
+        assert_int_equal(rig_lookup(&rig, ns, &parent, 1, 0, NULL), 0);
+    }
+    rig_close(&rig);
+    options.cache_bytes = 4 * 4096;   /* one record */
+    options.staging_bytes = 4 * 4096; /* too small to give stores a share */
+    options.disk_cap_bytes = 64u << 20;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, short_pages);
+    for (other = 300; other < 310; other++) {
+        assert_int_equal(
+            rig_put(&rig, ns, &other, 1, other > 300 ? other - 1 : 0, KV4, false, NULL), 1);
+        rig_settle(&rig);
+    }
+    for (other = 300; other < 310; other++)
+        assert_int_equal(rig_lookup(&rig, ns, &other, 1, 0, NULL), 1);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mixed_lengths),
         cmocka_unit_test(test_long_among_short),
         cmocka_unit_test(test_full_index),
+        cmocka_unit_test(test_parents_of_fills_stay),
+        cmocka_unit_test(test_fills_protect_only_while_they_last),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
