@@ -3,7 +3,8 @@
  * A directory is ours when one superblock copy, one segment header or the journal's first page is
  * valid: each has a magic, a version, its own place and a checksum, so no accident looks like one.
  * Files with our names and no such sign are somebody else's unless all of them are empty (an open
- * that was interrupted before its first write). Does not write, does not look into segments beyond
+ * that was interrupted before its first write); unfinished ones (".tmp") are ours beside a lock file
+ * only, because we lock before we write. Does not write, does not look into segments beyond
  * their first page. */
 #include "store/l2_survey.h"
 
@@ -343,9 +344,9 @@ int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey)
         return 0;
     if (survey->foreign || bytes || (survey->lock_file && !survey->lock_ok))
         return KVT_E_NOT_OURS;
-    /* Unfinished files of ours may be left by an open that was interrupted; this one needs a store.
-     */
-    return survey->stats_file && !survey->lock_file ? KVT_E_NOT_OURS : 1;
+    /* An open of ours that was interrupted had locked the directory before it wrote anything: names
+     * like those of our unfinished files do not make it ours. */
+    return (survey->stats_file || survey->temps) && !survey->lock_file ? KVT_E_NOT_OURS : 1;
 }
 
 bool kvt_l2_survey_any_segment(const struct kvt_l2_survey *survey)

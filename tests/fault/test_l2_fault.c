@@ -164,6 +164,7 @@ static void test_each_operation_fails(void **state)
             bool opened;
 
             io = faulty(1u << 30);
+            io->ops->close(io, io->ops->open(io, "lock", KVT_IO_OPEN_CREATE)); /* as in life */
             fault_io_rule(io, &rule);
             opened = life(io);
             fault_io_clear(io);

@@ -185,7 +185,8 @@ static void live(enum crash_mode mode, uint32_t every, uint32_t rounds)
     world.io = crash_io_new(1u << 30);
     l2_env_init(&env, CAP);
     env.on_evict = recycled;
-    crash_io_hook(world.io, crashed, NULL);
+    world.io->ops->close(world.io, world.io->ops->open(world.io, "lock", KVT_IO_OPEN_CREATE));
+    crash_io_hook(world.io, crashed, NULL); /* the lock comes before everything else, as in life */
     for (uint32_t round = 0; round < rounds; round++) {
         assert_int_equal(l2_env_open(&env, world.io), 0);
         if (round)

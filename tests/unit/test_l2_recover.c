@@ -301,8 +301,10 @@ static void test_c12_temporary_and_foreign_files(void **state)
 
 static void test_foreign_directories_are_refused(void **state)
 {
-    static const char *const names[] = {"notes.txt", "superblock", "seg-00000000",
-                                        "journal",   "lock",       "stats"};
+    static const char *const names[] = {
+        "notes.txt", "superblock", "seg-00000000",    "journal",
+        "lock",      "stats",      "journal.tmp",     "superblock.tmp",
+        "stats.tmp", "lock.tmp",   "seg-00000001.tmp"};
 
     (void)state;
     l2_env_init(&env, CAP);
@@ -322,6 +324,8 @@ static void test_foreign_directories_are_refused(void **state)
     int file = io->ops->open(io, "superblock", KVT_IO_OPEN_CREATE);
 
     io->ops->close(io, file);
+    fill_page(io, "journal.tmp", 0, 0x5a);
+    assert_int_equal(kvt_l2_probe(io), KVT_E_NOT_OURS); /* we lock before we write */
     fill_page(io, "lock", 0, 0x31);
     assert_int_equal(kvt_l2_probe(io), 1);
     assert_int_equal(reopen(io), 0);
