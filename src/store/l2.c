@@ -136,7 +136,7 @@ static int64_t next_time(const struct kvt_l2 *l2, int64_t now)
         return now;
     if (l2->ops_in_flight && l2->io->ops->event_fd(l2->io) < 0)
         return now;
-    if (l2->erase.count && !l2->erase.op.busy)
+    if (l2->erase.count && !l2->erase.op.busy && !l2->erase.holds)
         return now;
     if (l2->unsent_head && !l2->ops_in_flight)
         return now + KVT_L2_RETRY_NS;
@@ -178,7 +178,7 @@ static bool idle(const struct kvt_l2 *l2)
 {
     return !l2->pending.head && !l2->refused.head && !l2->batch_count && !l2->closed &&
            !(l2->open && l2->open->failed) && !l2->unsent_head && !l2->ops_in_flight &&
-           !l2->read_queue.head && !l2->read_done.head && !l2->erase.count &&
+           !l2->read_queue.head && !l2->read_done.head && (!l2->erase.count || l2->erase.holds) &&
            l2->flush.step == KVT_L2_FLUSH_IDLE && l2->journal.step == KVT_L2_JOURNAL_IDLE;
 }
 

@@ -116,6 +116,11 @@ int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint
 
 /* Overwrite the bytes of a purged record (punch or zeros), best effort, in the background. */
 void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages);
+/* Nothing is erased while anybody holds: what is queued waits for the journal page that explains
+ * why its bytes are gone. Holds are counted; those left at close leave the bytes as they are. */
+void kvt_l2_erase_hold(struct kvt_l2 *l2, bool on);
+/* A good time to queue more of them. */
+bool kvt_l2_erase_room(const struct kvt_l2 *l2);
 
 /* fdatasync everything appended so far (and published), then done(ctx, status). */
 int kvt_l2_flush(struct kvt_l2 *l2, void (*done)(void *ctx, int status), void *ctx);

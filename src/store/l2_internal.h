@@ -38,7 +38,7 @@
 #define KVT_L2_BATCH_HEADER_PAGES 8u
 #define KVT_L2_SEGMENTS_MIN 4u            /* open, ready, and two that hold something */
 #define KVT_L2_SEGMENT_NUMBERS (1u << 17) /* 32 TiB of 256 MiB segments */
-#define KVT_L2_ERASES 1024u               /* ranges waiting to be erased */
+#define KVT_L2_ERASES 8192u               /* ranges waiting to be erased */
 #define KVT_L2_GENERATION_STRIDE 64u
 #define KVT_L2_SEQUENCE_STRIDE (1u << 20)
 #define KVT_L2_PAUSE_NS_MIN 1000000000ll  /* after repeated write failures, doubling ... */
@@ -182,6 +182,7 @@ struct kvt_l2_erase_queue {
     struct kvt_l2_erase_range ring[KVT_L2_ERASES];
     uint32_t head, count;
     uint32_t done_pages; /* of the range at head */
+    uint32_t holds;      /* nothing is erased while > 0 */
     int slot;
     bool no_punch;
     void *zeros;

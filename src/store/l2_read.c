@@ -217,7 +217,7 @@ static bool erase_one(struct kvt_l2 *l2)
     const struct kvt_l2_erase_range *range = &erase->ring[erase->head];
     int rc, slot;
 
-    if (!erase->count || erase->op.busy)
+    if (!erase->count || erase->op.busy || erase->holds)
         return false;
     slot = kvt_l2_file_get(l2, range->segment, false);
     if (slot == -EAGAIN)
@@ -246,6 +246,16 @@ void kvt_l2_erase_pump(struct kvt_l2 *l2, uint32_t budget)
 {
     while (budget-- && erase_one(l2))
         ;
+}
+
+void kvt_l2_erase_hold(struct kvt_l2 *l2, bool on)
+{
+    l2->erase.holds += on ? 1 : -1u;
+}
+
+bool kvt_l2_erase_room(const struct kvt_l2 *l2)
+{
+    return l2->erase.count < KVT_L2_ERASES / 2;
 }
 
 void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)

@@ -3,8 +3,8 @@
  * A directory is ours when one superblock copy, one segment header or the journal's first page is
  * valid: each has a magic, a version, its own place and a checksum, so no accident looks like one.
  * Files with our names and no such sign are somebody else's unless all of them are empty (an open
- * that was interrupted before its first write); unfinished ones (".tmp") are ours beside a lock file
- * only, because we lock before we write. Does not write, does not look into segments beyond
+ * that was interrupted before its first write); unfinished ones (".tmp") are ours beside a lock
+ * file only, because we lock before we write. Does not write, does not look into segments beyond
  * their first page. */
 #include "store/l2_survey.h"
 

@@ -66,12 +66,13 @@ struct kvt_slot {
     uint32_t ticket; /* order of queueing for the disk */
     uint8_t state;
     uint8_t map;
-    uint8_t queue;   /* enum kvt_slot_queue */
-    uint8_t chosen;  /* eviction class while VALID in the cache region: SMALL or MAIN */
-    uint8_t write;   /* enum kvt_slot_write */
-    uint8_t staged;  /* a store took it from the staging region */
-    uint8_t replace; /* enum kvt_replace of the ALLOC, for its COMMIT */
-    uint8_t filler;  /* a client holds it to fill it: FILLING, or DOOMED by a purge meanwhile */
+    uint8_t queue;      /* enum kvt_slot_queue */
+    uint8_t chosen;     /* eviction class while VALID in the cache region: SMALL or MAIN */
+    uint8_t write;      /* enum kvt_slot_write */
+    uint8_t replace;    /* enum kvt_replace of the ALLOC, for its COMMIT */
+    uint8_t staged : 1; /* a store took it from the staging region */
+    uint8_t purged : 1; /* while its write was in flight: what lands is erased */
+    uint8_t filler : 1; /* a client holds it to fill it: FILLING, or DOOMED by a purge meanwhile */
 };
 
 struct kvt_slot_list {

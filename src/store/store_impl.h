@@ -126,6 +126,7 @@ struct kvt_store_purge {
     uint32_t count;                    /* journal items */
     uint8_t done[KVT_STORE_ROOTS_MAX]; /* journaled there */
     uint8_t going[KVT_STORE_ROOTS_MAX];
+    uint8_t held[KVT_STORE_ROOTS_MAX];                 /* erasing waits there for the journal */
     struct kvt_store_purge *self[KVT_STORE_ROOTS_MAX]; /* callback contexts, one per root */
     int status;
     uint8_t used;

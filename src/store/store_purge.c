@@ -1,8 +1,12 @@
 /* PURGE: blocks that are gone now and stay gone after a restart.
  *
- *   asked -> every root journals "records of these keys (this namespace) below sequence s are gone"
- *         -> blocks leave DRAM and index, slots being filled are doomed, bytes on disk are erased
- *         -> all journals durable, all entries seen -> answer with the number of blocks removed
+ *   asked -> named blocks leave DRAM and index, slots being filled are doomed
+ *         -> every root journals "records of these keys (this namespace) below sequence s are gone"
+ *         -> journal durable: the bytes on that disk are erased
+ *         -> all journals durable: a namespace is walked, its blocks leave and are erased
+ *         -> answer with the number of blocks removed
+ * Bytes are erased after the journal only: a record that is damaged for no reason on disk would be
+ * a finding of fsck, and the end of its segment for a walk.
  * A record of a purged block that is on its way to the disk has a sequence below s as well: it does
  * not come back either, and store_write.c erases it when it lands.
  * A namespace is walked in steps (one per run); meanwhile everything in it is a miss and ALLOC in
@@ -42,8 +46,12 @@ static void remove_block(struct kvt_store *store, struct kvt_store_purge *purge,
         return;
     purge->removed++;
     store->counts.purged_blocks++;
-    if (e->slot != KVT_INDEX_NONE)
+    if (e->slot != KVT_INDEX_NONE) {
+        struct kvt_slot *s = kvt_slot_at(&store->slots, e->slot);
+
+        s->purged = s->write == KVT_WRITE_GOING;
         kvt_entry_drop_slot(store, entry, false);
+    }
     if (e->on_disk) {
         struct kvt_l2_where where = {.segment = e->segment, .page = e->page};
         uint32_t root = e->root;
@@ -107,6 +115,10 @@ static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
         item->value = store->sequence_next;
         purge->count++;
     }
+    for (uint32_t root = 0; root < store->disk_count; root++) {
+        purge->held[root] = 1;
+        kvt_l2_erase_hold(store->disks[root].l2, true);
+    }
     doom_fills(store, purge);
     for (uint32_t i = 0; i < request->msg.count; i++) {
         uint32_t entry = kvt_entry_find(store, &purge->items[i].key);
@@ -140,6 +152,14 @@ void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt
     begin(store, purge, (const struct kvt_msg_keys *)msg);
 }
 
+static bool erase_room(const struct kvt_store *store)
+{
+    for (uint32_t root = 0; root < store->disk_count; root++)
+        if (!kvt_l2_erase_room(store->disks[root].l2))
+            return false;
+    return true;
+}
+
 /* A step through the index. Returns whether all of it has been seen. */
 static bool walk(struct kvt_store *store, struct kvt_store_purge *purge)
 {
@@ -149,7 +169,7 @@ static bool walk(struct kvt_store *store, struct kvt_store_purge *purge)
     if (!purge->whole)
         return true;
     end = KVT_MIN(store->index.touched, purge->cursor + KVT_STORE_SCAN_ENTRIES);
-    for (; purge->cursor < end; purge->cursor++) {
+    for (; purge->cursor < end && erase_room(store); purge->cursor++) {
         const struct kvt_index_entry *e = kvt_index_at(&store->index, purge->cursor);
 
         if (e->used && e->ns == purge->ns)
@@ -169,8 +189,12 @@ static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
     for (uint32_t root = 0; root < store->disk_count; root++) {
         int err;
 
-        if (purge->done[root])
+        if (purge->done[root]) {
+            if (purge->held[root])
+                kvt_l2_erase_hold(store->disks[root].l2, false);
+            purge->held[root] = 0;
             continue;
+        }
         all = false;
         if (purge->going[root])
             continue;
@@ -191,14 +215,14 @@ bool kvt_purges_run(struct kvt_store *store)
 
     for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
         struct kvt_store_purge *purge = &store->purges[i];
-        bool seen;
+        uint32_t before = purge->cursor;
 
-        if (!purge->used)
+        if (!purge->used || !journaled(store, purge))
             continue;
-        seen = walk(store, purge);
-        again = again || !seen;
-        if (!journaled(store, purge) || !seen)
+        if (!walk(store, purge)) {
+            again = again || purge->cursor != before;
             continue;
+        }
         purge->used = 0;
         kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie,
                          purge->status ? purge->status

@@ -9,7 +9,8 @@
  *     lower one is there.
  *  4. A batch takes the oldest of the queue, 1 to 16 MiB. A smaller one waits GATHER for company,
  *     unless somebody flushes. At most two batches of a root are in flight (the log's rule).
- *  5. A record that lands after its block has gone (purged, replaced) is erased, not published.
+ *  5. A record that lands after its block has gone (purged, replaced) is not published; a purged
+ *     one is erased, as soon as the journal explains why.
  * Threads: the store's owner. Allocates at open only.
  */
 #include <errno.h>
@@ -110,7 +111,7 @@ static void write_record_done(struct kvt_l2_write *write)
         store->counts.disk_written_blocks++;
     kvt_flushes_note(store, w->ticket, status);
     s->write = status ? KVT_WRITE_DROPPED : KVT_WRITE_CLEAN;
-    if (!status && s->state != KVT_SLOT_VALID) {
+    if (!status && s->purged) {
         w->next = store->write_erase;
         store->write_erase = w;
     } else {
