@@ -76,6 +76,26 @@ static int arena_map(struct kvt_cache *cache)
     return 0;
 }
 
+/* pin=required: in memory before the cache is open, or no cache. Without a device, auto pins
+ * nothing: locked memory is a scarce right that a CPU gains little from. */
+static int arena_pin(struct kvt_cache *cache, char *error, size_t error_len)
+{
+    const struct kvt_settings *settings = cache->settings;
+    const struct kvt_pin_ops *ops = settings->pin_ops ? settings->pin_ops : kvt_pin_host_ops();
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    char text[400];
+    kvt_pin_init(&cache->pin, cache->arena, cache->arena_bytes,
+                 cache->arena_bytes >= HUGE_ARENA_MIN ? HUGE_BYTES : page, &cache->log);
+    if (settings->pin != KVT_PIN_SET_REQUIRED)
+        return 0;
+    int rc = kvt_pin_now(&cache->pin, ops);
+    if (rc == 0)
+        return 0;
+    kvt_pin_describe(ops->name, cache->arena_bytes, rc, text, sizeof(text));
+    (void)snprintf(error, error_len, "pin=required: %s; or set pin=auto", text);
+    return rc;
+}
+
 static void store_params(struct kvt_cache *cache, struct kvt_store_params *params,
                          uint32_t numbers[KVT_DISKS_MAX])
 {
@@ -211,6 +231,7 @@ static void tear_down(struct kvt_cache *cache)
     if (cache->owner != NULL)
         kvt_owner_stop(cache->owner, CLOSE_TIMEOUT_NS);
     kvt_roots_close(cache);
+    kvt_pin_stop(&cache->pin);
     if (cache->map != NULL)
         (void)munmap(cache->map, cache->map_bytes);
     kvt_requests_free(cache);
@@ -244,6 +265,8 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
     rc = kvt_requests_init(cache);
     if (rc == 0)
         rc = arena_map(cache);
+    if (rc == 0)
+        rc = arena_pin(cache, error, error_len);
     if (rc != 0)
         return rc;
     cache->alloc_bytes_max = KVT_MIN(cache->arena_bytes / 8, ALLOC_WINDOW_MAX);

@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "client/client_counters.h"
+#include "client/pin.h"
 #include "client/settings.h"
 #include "format/message.h"
 #include "format/record.h"
@@ -193,6 +194,7 @@ struct kvt_cache {
     uint64_t map_bytes;
     uint8_t *arena;
     uint64_t arena_bytes;
+    struct kvt_pin pin; /* of the arena; pools of devices start it, under their own lock */
     struct kvt_root_state roots[KVT_DISKS_MAX];
     struct kvt_owner *owner;
     bool connected;

@@ -42,11 +42,12 @@
     X(bad_move, "client.bad_move", "state transitions that must not happen (0 always)")
 
 /* gauges: current values */
-#define KVT_CLIENT_GAUGES(X)                                             \
-    X(requests_active, "client.requests_active", "requests in flight")   \
-    X(requests_held, "client.requests_held", "requests not yet freed")   \
-    X(blocks_held, "client.blocks_held", "block entries in use")         \
-    X(threads, "client.threads", "worker threads that encode or decode") \
+#define KVT_CLIENT_GAUGES(X)                                                                \
+    X(requests_active, "client.requests_active", "requests in flight")                      \
+    X(requests_held, "client.requests_held", "requests not yet freed")                      \
+    X(blocks_held, "client.blocks_held", "block entries in use")                            \
+    X(threads, "client.threads", "worker threads that encode or decode")                    \
+    X(arena_pinned, "dram.pinned_bytes", "of the mapping, bytes locked in physical memory") \
     X(arena_bytes, "client.arena_bytes", "bytes of the mapping that holds slots and staging")
 
 struct kvt_client_counters {

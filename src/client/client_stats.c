@@ -16,7 +16,7 @@ struct snapshot {
     struct kvt_store_stats store;
     uint64_t store_values[KVT_STORE_STAT_COUNT];
     struct kvt_client_counters client;
-    uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes;
+    uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes, arena_pinned;
 };
 
 static_assert(sizeof(struct kvt_store_stats) == KVT_STORE_STAT_COUNT * sizeof(uint64_t),
@@ -37,6 +37,7 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     snapshot->blocks_held = cache->held_blocks;
     snapshot->threads = cache->worker_count;
     snapshot->arena_bytes = cache->arena_bytes;
+    snapshot->arena_pinned = kvt_pin_bytes(&cache->pin);
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
@@ -121,6 +122,9 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
     fn(arg, "build", 0, kvt_build_info(), "how the library was built");
     fn(arg, "codec.isa", 0, kvt_codec_isa(), "instruction set of the codec");
     fn(arg, "codec.level", 0, kvt_level_name(cache->settings->level), "level of stored blocks");
+    char pin[160];
+    fn(arg, "dram.pin_state", 0, kvt_pin_text(&cache->pin, pin, sizeof(pin)),
+       "off, pinning, ready, or why the mapping is not held in physical memory");
     fn(arg, "cache.state", 0,
        atomic_load_explicit(&cache->enabled, memory_order_relaxed) ? "on" : "off",
        "off: every lookup misses, every store does nothing");

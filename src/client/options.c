@@ -47,6 +47,8 @@ static const struct kvt_option options[] = {
     {"io_threads", T_COUNT, AT(io_threads), "4", NULL, 1, 16, "I/O threads of each root"},
     {"direct", T_DIRECT, AT(direct), "auto", NULL, 0, 0,
      "O_DIRECT: auto (where a probe proves it), on (required), off"},
+    {"pin", T_PIN, AT(pin), "auto", NULL, 0, 0,
+     "lock dram in physical memory: auto (when a GPU pool needs it), required (always), off"},
     {"load_deadline", T_DEADLINE, AT(load_deadline), "none", "none", 0, INT64_MAX,
      "time that a load may take unless it says otherwise; none: as long as it takes"},
     {"requests_max", T_COUNT, AT(requests_max), "256", NULL, 1, 65536,
@@ -255,6 +257,20 @@ static int set_cap(struct kvt_config *config, const char *value, const char *tex
         text, value, unit ? " (did you mean " : "", unit ? unit : "", unit ? "?)" : "");
 }
 
+static int set_pin(struct kvt_config *config, const char *value, int *field)
+{
+    static const char *const words[] = {[KVT_PIN_SET_OFF] = "off",
+                                        [KVT_PIN_SET_AUTO] = "auto",
+                                        [KVT_PIN_SET_REQUIRED] = "required"};
+    for (size_t i = 0; i < KVT_ARRAY_LEN(words); i++) {
+        if (strcmp(value, words[i]) == 0) {
+            *field = (int)i;
+            return 0;
+        }
+    }
+    return refuse_choice(config, "pin", value, words, KVT_ARRAY_LEN(words), "auto, required, off");
+}
+
 static int add_disk(struct kvt_config *config, const char *value)
 {
     struct kvt_settings *settings = &config->settings;
@@ -305,6 +321,8 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return set_level(config, value, field);
     case T_DIRECT:
         return set_direct(config, value, field);
+    case T_PIN:
+        return set_pin(config, value, field);
     case T_DISK:
         if (strcmp(value, "none") != 0)
             return add_disk(config, value);
@@ -343,6 +361,10 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         return kvt_level_name(*(const int *)field);
     case T_DIRECT:
         return *(const int *)field < 0 ? "auto" : *(const int *)field ? "on" : "off";
+    case T_PIN:
+        return *(const int *)field == KVT_PIN_SET_OFF    ? "off"
+               : *(const int *)field == KVT_PIN_SET_AUTO ? "auto"
+                                                         : "required";
     case T_DISK:
         break;
     }

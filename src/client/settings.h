@@ -11,6 +11,10 @@
 #define KVT_DISKS_MAX 16u
 #define KVT_AUTO UINT64_MAX /* a size or count that kvt_settings_resolve() fills in */
 
+enum kvt_pin_setting { KVT_PIN_SET_OFF = 0, KVT_PIN_SET_AUTO, KVT_PIN_SET_REQUIRED };
+
+struct kvt_pin_ops;
+
 struct kvt_disk_setting {
     char *path; /* owned */
     uint64_t cap_bytes;
@@ -28,12 +32,14 @@ struct kvt_settings {
     uint64_t load_deadline; /* ns; KVT_AUTO: none */
     int level;              /* enum kvt_level */
     int direct;             /* -1 auto, 0 off, 1 required */
+    int pin;                /* enum kvt_pin_setting */
     int disk_required;
     int guard;
     int enabled;
     int env; /* 1: KVTIER_CONFIG is applied at open */
     uint32_t disk_count;
     struct kvt_disk_setting disks[KVT_DISKS_MAX];
+    const struct kvt_pin_ops *pin_ops; /* no option: a test's hook; NULL: mlock */
 };
 
 struct kvt_config {

@@ -115,6 +115,8 @@ int rig_try_open(struct rig *rig)
     struct kvt_config *config;
     char disk[512];
     assert_int_equal(kvt_config_new(&config), 0);
+    if (rig->tweak != NULL)
+        rig->tweak(config);
     if (kvt_config_set_all(config, rig->config) != 0)
         fail_msg("%s", kvt_config_error(config));
     if (rig->dir[0] != '\0') {

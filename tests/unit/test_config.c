@@ -63,14 +63,12 @@ static void defaults_are_what_the_table_says(void **state)
 {
     static const struct {
         const char *key, *value;
-    } expected[] = {{"dram", "1GiB"},        {"disk", "none"},
-                    {"disk_required", "no"}, {"level", "kv4"},
-                    {"guard", "yes"},        {"threads", "auto"},
-                    {"staging", "auto"},     {"write_queue", "auto"},
-                    {"pin_max", "auto"},     {"io_threads", "4"},
-                    {"direct", "auto"},      {"load_deadline", "none"},
-                    {"requests_max", "256"}, {"request_blocks_max", "32768"},
-                    {"enabled", "yes"},      {"env", "yes"}};
+    } expected[] = {{"dram", "1GiB"},    {"disk", "none"},        {"disk_required", "no"},
+                    {"level", "kv4"},    {"guard", "yes"},        {"threads", "auto"},
+                    {"staging", "auto"}, {"write_queue", "auto"}, {"pin_max", "auto"},
+                    {"io_threads", "4"}, {"direct", "auto"},      {"load_deadline", "none"},
+                    {"pin", "auto"},     {"requests_max", "256"}, {"request_blocks_max", "32768"},
+                    {"enabled", "yes"},  {"env", "yes"}};
     struct kvt_config *config = fresh();
     (void)state;
     for (size_t i = 0; i < KVT_ARRAY_LEN(expected); i++)
@@ -99,6 +97,9 @@ static void good_values_read_back(void **state)
         {"direct", "on", "on"},
         {"direct", "off", "off"},
         {"direct", "auto", "auto"},
+        {"pin", "off", "off"},
+        {"pin", "required", "required"},
+        {"pin", "auto", "auto"},
         {"guard", "off", "no"},
         {"guard", "true", "yes"},
         {"disk_required", "1", "yes"},
