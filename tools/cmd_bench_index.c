@@ -348,27 +348,28 @@ static int measure(const struct bench *bench)
 static int measure_in_new_process(const struct bench *bench)
 {
     char blocks[32], chain[32], rounds[32];
-    char *argv[] = {"kvtier",
-                    "bench",
-                    "index",
-                    "--only-measure",
-                    "--dir",
-                    (char *)bench->path,
-                    "--blocks",
-                    blocks,
-                    "--chain",
-                    chain,
-                    "--rounds",
-                    rounds,
-                    bench->json ? "--json" : NULL,
-                    NULL};
+    const char *argv[] = {"kvtier",
+                          "bench",
+                          "index",
+                          "--only-measure",
+                          "--dir",
+                          bench->path,
+                          "--blocks",
+                          blocks,
+                          "--chain",
+                          chain,
+                          "--rounds",
+                          rounds,
+                          bench->json ? "--json" : NULL,
+                          NULL};
     pid_t pid;
     int status;
 
     snprintf(blocks, sizeof(blocks), "%" PRId64, bench->blocks);
     snprintf(chain, sizeof(chain), "%" PRId64, bench->chain);
     snprintf(rounds, sizeof(rounds), "%" PRId64, bench->rounds);
-    int rc = posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ);
+    int rc =
+        posix_spawn(&pid, "/proc/self/exe", NULL, NULL, (char *const *)(uintptr_t)argv, environ);
     if (rc) {
         kvt_cli_error(COMMAND, "cannot start a new process: %s", strerror(rc));
         return KVT_EXIT_PROBLEM;
