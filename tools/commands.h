@@ -8,6 +8,9 @@
     X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")  \
     X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")    \
     X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                  \
+    X("verify", kvt_cmd_verify,                                                           \
+      "read every block of a store as a load would, also beside its owner")               \
+    X("inspect", kvt_cmd_inspect, "namespaces, segments, or one record with its chain")   \
     X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good") \
     X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")            \
     X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks")

@@ -16,6 +16,7 @@
 #include "base/rng.h"
 #include "cli.h"
 #include "kvtier/error.h"
+#include "store/l2_survey.h"
 
 int64_t kvt_dir_owner(const char *dir)
 {
@@ -79,13 +80,19 @@ static void found(void *ctx, const struct kvt_entry *entry, uint32_t segment, ui
         dir->records = grown;
         dir->record_room = room;
     }
-    dir->records[dir->record_count++] = (struct kvt_dir_record){
+    struct kvt_dir_record *record = &dir->records[dir->record_count++];
+    *record = (struct kvt_dir_record){
         .key = entry->key,
         .sequence = entry->sequence,
         .generation = generation,
+        .checksum = entry->checksum,
         .where = {.segment = segment, .page = entry->page},
         .pages = entry->pages,
+        .first_pos = entry->first_pos,
+        .map = entry->map,
+        .parent_len = entry->parent_len,
     };
+    memcpy(record->parent, entry->parent, sizeof(record->parent));
 }
 
 /* By key; of equal keys the newest first. */
@@ -209,6 +216,92 @@ void kvt_dir_close(struct kvt_dir *dir)
         dir->io->ops->destroy(dir->io);
     free(dir->records);
     memset(dir, 0, sizeof(*dir));
+}
+
+size_t kvt_dir_find(const struct kvt_dir *dir, const struct kvt_full_key *key)
+{
+    size_t low = 0, high = dir->record_count;
+
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int order = memcmp(&dir->records[middle].key, key, sizeof(*key));
+        if (!order)
+            return middle;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return SIZE_MAX;
+}
+
+size_t kvt_dir_parent(const struct kvt_dir *dir, const struct kvt_dir_record *record)
+{
+    struct kvt_full_key key = record->key;
+
+    if (!record->parent_len)
+        return SIZE_MAX;
+    memcpy(key.hash, record->parent, sizeof(key.hash));
+    key.hash_len = record->parent_len;
+    return kvt_dir_find(dir, &key);
+}
+
+void kvt_dir_reader_open(struct kvt_dir_reader *reader, const struct kvt_dir *dir)
+{
+    *reader = (struct kvt_dir_reader){.io = dir->io, .file = -1};
+}
+
+void kvt_dir_reader_close(struct kvt_dir_reader *reader)
+{
+    if (reader->file >= 0)
+        reader->io->ops->close(reader->io, reader->file);
+    free(reader->bytes);
+    *reader = (struct kvt_dir_reader){.file = -1};
+}
+
+static int reader_segment(struct kvt_dir_reader *reader, uint32_t segment)
+{
+    char name[KVT_IO_NAME_MAX];
+
+    if (reader->file >= 0 && reader->segment == segment)
+        return 0;
+    if (reader->file >= 0)
+        reader->io->ops->close(reader->io, reader->file);
+    kvt_l2_segment_name(segment, name);
+    reader->file = reader->io->ops->open(reader->io, name, KVT_IO_OPEN_READ_ONLY);
+    reader->segment = segment;
+    return reader->file < 0 ? reader->file : 0;
+}
+
+int kvt_dir_read(struct kvt_dir_reader *reader, const struct kvt_dir_record *record)
+{
+    uint32_t bytes = record->pages * KVT_PAGE_BYTES;
+    int rc = reader_segment(reader, record->where.segment);
+
+    if (rc)
+        return rc;
+    if (reader->room < bytes) {
+        free(reader->bytes);
+        reader->bytes = aligned_alloc(KVT_IO_ALIGN, bytes);
+        reader->room = reader->bytes ? bytes : 0;
+        if (!reader->bytes)
+            return -ENOMEM;
+    }
+    int64_t n =
+        kvt_io_read_now(reader->io, reader->file, (uint64_t)record->where.page * KVT_PAGE_BYTES,
+                        reader->bytes, bytes);
+    if (n != (int64_t)bytes)
+        return n < 0 ? (int)n : KVT_E_CORRUPT;
+    rc = kvt_record_verify(reader->bytes, bytes, &record->key, record->checksum);
+    if (rc)
+        return rc;
+    const struct kvt_record_header *header = (const void *)reader->bytes;
+    return header->sequence != record->sequence || header->map != record->map ||
+                   header->parent_len != record->parent_len ||
+                   header->first_pos != record->first_pos ||
+                   memcmp(header->parent, record->parent, sizeof(header->parent)) != 0
+               ? KVT_E_CORRUPT
+               : 0;
 }
 
 void kvt_dir_ns_text(const uint8_t ns[KVT_NS_BYTES], char text[2 * KVT_NS_BYTES + 1])

@@ -1,4 +1,4 @@
-/* A store directory as `stat` and `purge` see it: recovered, its records listed. Tools only. */
+/* A store directory as the tools see it: recovered, its records listed. Tools only. */
 #ifndef KVT_TOOLS_STORE_DIR_H
 #define KVT_TOOLS_STORE_DIR_H
 
@@ -11,10 +11,15 @@
 
 struct kvt_dir_record {
     struct kvt_full_key key;
+    uint8_t parent[KVT_HASH_BYTES_MAX];
     uint64_t sequence;
     uint64_t generation;
+    uint64_t checksum;
     struct kvt_l2_where where;
     uint32_t pages;
+    uint32_t first_pos;
+    uint8_t map;
+    uint8_t parent_len; /* 0: starts a sequence */
 };
 
 struct kvt_dir {
@@ -37,6 +42,26 @@ int64_t kvt_dir_owner(const char *dir);
 int kvt_dir_open(const char *path, int writable, struct kvt_dir *dir, char *error,
                  size_t error_len);
 void kvt_dir_close(struct kvt_dir *dir);
+
+/* The listed record of a key; that of a record's parent (same namespace, group and shard). Index
+ * into dir->records, or SIZE_MAX: there is none. */
+size_t kvt_dir_find(const struct kvt_dir *dir, const struct kvt_full_key *key);
+size_t kvt_dir_parent(const struct kvt_dir *dir, const struct kvt_dir_record *record);
+
+/* Read records of a directory. Files stay open for the next one in the same segment. */
+struct kvt_dir_reader {
+    struct kvt_io *io;
+    int file;
+    uint32_t segment;
+    uint8_t *bytes; /* the record read last; 4 KiB aligned */
+    uint32_t room;  /* of bytes */
+};
+void kvt_dir_reader_open(struct kvt_dir_reader *reader, const struct kvt_dir *dir);
+void kvt_dir_reader_close(struct kvt_dir_reader *reader);
+
+/* Read a record whole into reader->bytes and check it as a load does: header, key, checksum; then
+ * the header against what recovery said. 0; KVT_E_CORRUPT; KVT_E_NEWER; -errno; -ENOMEM. */
+int kvt_dir_read(struct kvt_dir_reader *reader, const struct kvt_dir_record *record);
 
 /* Namespace ids as text: 32 hexadecimal digits. */
 void kvt_dir_ns_text(const uint8_t ns[KVT_NS_BYTES], char text[2 * KVT_NS_BYTES + 1]);
