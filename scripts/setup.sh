@@ -11,6 +11,8 @@ have_program() { command -v "$1" >/dev/null 2>&1; }
 have_library() { have_program pkg-config && pkg-config --exists "$1"; }
 need_program() { have_program "$1" || packages+=("$2"); }
 need_library() { have_library "$1" || packages+=("$2"); }
+optional=()
+want_library() { have_library "$1" || optional+=("$2"); } # works without, so its absence fails nothing
 
 need_build() {
     need_program cc build-essential
@@ -22,6 +24,7 @@ need_build() {
     need_library libcrypto libssl-dev
     need_library jansson libjansson-dev
     need_library cmocka libcmocka-dev
+    want_library liburing liburing-dev
 }
 need_demo() { # llama.cpp's sources and the model come as packages of PyPI
     need_program python3 python3
@@ -45,6 +48,14 @@ test) need_build; need_demo; need_lint ;;
 *) echo "setup.sh: unknown step '$step': build, demo, lint or test" >&2; exit 2 ;;
 esac
 
+# What is only wanted is tried once, before the first build, where that asks nobody.
+if [ ${#optional[@]} -gt 0 ] && [ ! -e "$(dirname "$0")/../build/CMakeCache.txt" ] &&
+    have_program apt-get && [ "$(id -u)" -eq 0 ]; then
+    echo "installing, optional: ${optional[*]}"
+    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 install -y \
+        --no-install-recommends "${optional[@]}" >/dev/null 2>&1 ||
+        echo "setup.sh: going on without ${optional[*]}" >&2
+fi
 [ ${#packages[@]} -gt 0 ] || exit 0
 mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
 

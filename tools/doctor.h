@@ -19,12 +19,10 @@ struct kvt_doctor_memory {
 };
 void kvt_doctor_memory(struct kvt_doctor_memory *memory);
 
-/* 0 when io_uring_setup(2) works here, else -errno. Nothing is left open. */
-int kvt_doctor_uring(void);
-
 struct kvt_doctor_io {
     char backend[16];
-    char why[256]; /* why this mode, or why nothing works */
+    char backend_why[160]; /* why this backend */
+    char why[256];         /* why this mode, or why nothing works */
     int direct;
     uint64_t free_bytes;
     uint64_t total_bytes;

@@ -1,4 +1,4 @@
-/* Probes of `kvtier doctor`: processor, memory and its limits, io_uring, a directory.
+/* Probes of `kvtier doctor`: processor, memory and its limits, a directory.
  *
  * Invariants: nothing that a probe makes outlives it; an unreadable source means "unknown", never a
  * made-up figure.
@@ -8,7 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/io_uring.h>
+#include <limits.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -16,7 +16,6 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -136,17 +135,6 @@ void kvt_doctor_memory(struct kvt_doctor_memory *memory)
     memory->cgroup_bytes = cgroup_limit();
     memory->memlock_bytes = rlimit_of(RLIMIT_MEMLOCK);
     memory->files_max = rlimit_of(RLIMIT_NOFILE);
-}
-
-int kvt_doctor_uring(void)
-{
-    struct io_uring_params params = {0};
-    long fd = syscall(SYS_io_uring_setup, 1, &params);
-
-    if (fd < 0)
-        return -errno;
-    close((int)fd);
-    return 0;
 }
 
 /* Take finished requests back into `free`; the first error goes to *rc. Returns how many. */
@@ -271,11 +259,14 @@ int kvt_doctor_io(const char *dir, uint64_t bytes, struct kvt_doctor_io *out)
     made = 1;
     params.path = scratch;
     params.read_only = 0;
-    rc = kvt_io_posix_new(&params, &io);
+    params.backend = KVT_IO_AUTO; /* as a store would by default */
+    rc = kvt_io_files_new(&params, &io);
     if (rc)
         goto out;
     io->ops->info(io, &info);
     snprintf(out->backend, sizeof(out->backend), "%s", info.backend);
+    snprintf(out->backend_why, sizeof(out->backend_why), "%s",
+             info.backend_why ? info.backend_why : "");
     snprintf(out->why, sizeof(out->why), "%s", info.why);
     out->direct = info.direct;
     out->free_bytes = info.free_bytes;

@@ -29,6 +29,12 @@
 #define SANITIZER ""
 #endif
 
+#if defined(KVT_HAVE_URING)
+#define IO "posix uring mem"
+#else
+#define IO "posix mem"
+#endif
+
 const char *kvt_version(void)
 {
     return KVT_VERSION_STRING;
@@ -37,5 +43,5 @@ const char *kvt_version(void)
 const char *kvt_build_info(void)
 {
     return "kvtier " KVT_VERSION_STRING ", " MACHINE ", " COMPILER ", " OPTIMISED
-           ", io: posix mem" SANITIZER;
+           ", io: " IO SANITIZER;
 }

@@ -180,7 +180,8 @@ struct kvt_root_state {
     int error;         /* why not */
     char state[512];   /* "ok", or the sentence that says why it is off */
     char backend[32];
-    char why[256];
+    char backend_why[256]; /* why this one */
+    char why[256];         /* why direct or buffered */
     int direct;
 };
 

@@ -75,7 +75,8 @@ static void root_texts(const struct kvt_cache *cache, kvt_stats_fn fn, void *arg
     fn(arg, "disk.path", 0, first ? first->path : none, "directory of the root");
     fn(arg, "disk.state", 0, first ? first->state : none, "ok, or why a root is not in use");
     fn(arg, "disk.backend", 0, first ? first->backend : none, "I/O backend");
-    fn(arg, "disk.why", 0, first ? first->why : none, "why this backend and mode");
+    fn(arg, "disk.backend_why", 0, first ? first->backend_why : none, "why this backend");
+    fn(arg, "disk.why", 0, first ? first->why : none, "why direct or buffered");
     for (uint32_t i = 0; i < count; i++) {
         const struct kvt_root_state *root = &cache->roots[i];
         const struct {
@@ -83,7 +84,8 @@ static void root_texts(const struct kvt_cache *cache, kvt_stats_fn fn, void *arg
         } texts[] = {{"path", root->path, "directory of this root"},
                      {"state", root->state, "ok, or why this root is not in use"},
                      {"backend", root->backend, "I/O backend of this root"},
-                     {"why", root->why, "why this backend and mode"}};
+                     {"backend_why", root->backend_why, "why this backend"},
+                     {"why", root->why, "why direct or buffered"}};
         char name[48];
         for (size_t j = 0; j < KVT_ARRAY_LEN(texts); j++) {
             (void)snprintf(name, sizeof(name), "disk.%" PRIu32 ".%s", i, texts[j].what);

@@ -18,6 +18,7 @@
 
 #include "base/checked.h"
 #include "base/parse.h"
+#include "io/io.h"
 #include "kvtier/codec.h"
 
 #define KIB (UINT64_C(1) << 10)
@@ -44,7 +45,12 @@ static const struct kvt_option options[] = {
      "bytes waiting for the disks before blocks are dropped; auto: half of dram, at most 256MiB"},
     {"pin_max", T_SIZE, AT(pin_max), "auto", "auto", 0, 64 * TIB,
      "bytes that kvt_pin() may keep from eviction; auto: half of dram"},
-    {"io_threads", T_COUNT, AT(io_threads), "4", NULL, 1, 16, "I/O threads of each root"},
+    {"io", T_IO, AT(io), "auto", NULL, 0, 0,
+     "what moves the bytes: posix (threads), uring (io_uring), auto (measured at open)"},
+    {"io_threads", T_COUNT, AT(io_threads), "4", NULL, 1, 16,
+     "I/O threads of each root, where posix is used"},
+    {"io_register", T_BOOL, AT(io_register), "no", NULL, 0, 1,
+     "yes: register dram with io_uring, as far as the limit on locked memory lets it"},
     {"direct", T_DIRECT, AT(direct), "auto", NULL, 0, 0,
      "O_DIRECT: auto (where a probe proves it), on (required), off"},
     {"pin", T_PIN, AT(pin), "auto", NULL, 0, 0,
@@ -226,6 +232,21 @@ static int set_direct(struct kvt_config *config, const char *value, int *field)
     return 0;
 }
 
+static const char *const io_words[] = {
+    [KVT_IO_POSIX] = "posix", [KVT_IO_URING] = "uring", [KVT_IO_AUTO] = "auto"};
+
+static int set_io(struct kvt_config *config, const char *value, int *field)
+{
+    for (size_t i = 0; i < KVT_ARRAY_LEN(io_words); i++) {
+        if (strcmp(value, io_words[i]) == 0) {
+            *field = (int)i;
+            return 0;
+        }
+    }
+    return refuse_choice(config, "io", value, io_words, KVT_ARRAY_LEN(io_words),
+                         "auto, posix, uring");
+}
+
 void kvt_settings_forget_disks(struct kvt_settings *settings)
 {
     for (uint32_t i = 0; i < settings->disk_count; i++)
@@ -321,6 +342,8 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return set_level(config, value, field);
     case T_DIRECT:
         return set_direct(config, value, field);
+    case T_IO:
+        return set_io(config, value, field);
     case T_PIN:
         return set_pin(config, value, field);
     case T_DISK:
@@ -359,6 +382,8 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         return *(const int *)field ? "yes" : "no";
     case T_LEVEL:
         return kvt_level_name(*(const int *)field);
+    case T_IO:
+        return io_words[*(const int *)field];
     case T_DIRECT:
         return *(const int *)field < 0 ? "auto" : *(const int *)field ? "on" : "off";
     case T_PIN:

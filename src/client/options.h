@@ -10,7 +10,17 @@
 
 #define KVT_CONFIG_ENV "KVTIER_CONFIG"
 
-enum kvt_option_type { T_SIZE, T_COUNT, T_BOOL, T_LEVEL, T_DIRECT, T_PIN, T_DEADLINE, T_DISK };
+enum kvt_option_type {
+    T_SIZE,
+    T_COUNT,
+    T_BOOL,
+    T_LEVEL,
+    T_DIRECT,
+    T_IO,
+    T_PIN,
+    T_DEADLINE,
+    T_DISK
+};
 
 struct kvt_option {
     const char *key;

@@ -127,6 +127,8 @@ static void note_info(struct kvt_root_state *root)
     memset(&info, 0, sizeof(info));
     root->io->ops->info(root->io, &info);
     (void)snprintf(root->backend, sizeof(root->backend), "%s", info.backend ? info.backend : "");
+    (void)snprintf(root->backend_why, sizeof(root->backend_why), "%s",
+                   info.backend_why ? info.backend_why : "");
     (void)snprintf(root->why, sizeof(root->why), "%s", info.why ? info.why : "");
     root->direct = info.direct;
 }
@@ -138,9 +140,15 @@ static int open_one(struct kvt_cache *cache, uint32_t number)
     struct kvt_io_posix_params params = {.path = root->path,
                                          .threads = (int)settings->io_threads,
                                          .direct = settings->direct,
+                                         .backend = settings->io,
+                                         .cap_bytes = root->cap_bytes,
                                          .log = cache->log};
     int64_t owner_pid = 0;
-    int rc = kvt_io_posix_new(&params, &root->io);
+    if (settings->io_register) {
+        params.fixed = cache->arena;
+        params.fixed_bytes = cache->arena_bytes;
+    }
+    int rc = kvt_io_files_new(&params, &root->io);
     if (rc != 0) {
         root->io = NULL;
     } else {
@@ -160,6 +168,13 @@ static int open_one(struct kvt_cache *cache, uint32_t number)
 int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len)
 {
     const struct kvt_settings *settings = cache->settings;
+    char why[200];
+    /* asked for by name: not the same as a drive that is missing */
+    if (settings->io == KVT_IO_URING && settings->disk_count > 0 &&
+        kvt_io_uring_probe(why, sizeof(why)) != 0) {
+        (void)snprintf(error, error_len, "io=uring cannot be had: %s; set io=auto", why);
+        return KVT_E_UNSUPPORTED;
+    }
     for (uint32_t i = 0; i < settings->disk_count; i++) {
         struct kvt_root_state *root = &cache->roots[i];
         root->path = settings->disks[i].path;

@@ -33,6 +33,8 @@ struct kvt_settings {
     int level;              /* enum kvt_level */
     int direct;             /* -1 auto, 0 off, 1 required */
     int pin;                /* enum kvt_pin_setting */
+    int io;                 /* enum kvt_io_backend */
+    int io_register;        /* register dram with the ring */
     int disk_required;
     int guard;
     int enabled;

@@ -8,7 +8,7 @@
  * end of file, or failed; EINTR is retried inside; `result` is bytes moved or -errno. A malformed
  * request (kind, file, alignment) is accepted and completes with -EINVAL or -EBADF.
  * Order: requests in flight may run in any order.
- * Backends: posix (thread pool), mem (tests, simulator); fault wraps any.
+ * Backends: posix (thread pool), uring (a ring), mem (tests, simulator); fault wraps any.
  */
 #ifndef KVT_IO_IO_H
 #define KVT_IO_IO_H
@@ -49,10 +49,11 @@ struct kvt_io_req {
 enum { KVT_IO_OPEN_CREATE = 1, KVT_IO_OPEN_READ_ONLY = 2, KVT_IO_OPEN_EXCLUSIVE = 4 };
 
 struct kvt_io_info {
-    const char *backend; /* "posix", "mem", ... static */
-    const char *why;     /* why this backend and mode; borrowed while the instance lives */
-    int direct;          /* 1: O_DIRECT proved by writing and reading written data */
-    uint64_t free_bytes; /* of the file system */
+    const char *backend;     /* "posix", "mem", ... static */
+    const char *why;         /* why direct or buffered; borrowed while the instance lives */
+    const char *backend_why; /* why this backend; borrowed as well; NULL: there was no choice */
+    int direct;              /* 1: O_DIRECT proved by writing and reading written data */
+    uint64_t free_bytes;     /* of the file system */
     uint64_t total_bytes;
 };
 
@@ -100,19 +101,39 @@ int64_t kvt_io_read_now(struct kvt_io *io, int file, uint64_t offset, void *buf,
 int64_t kvt_io_write_now(struct kvt_io *io, int file, uint64_t offset, const void *buf, size_t len);
 int kvt_io_sync_now(struct kvt_io *io, int file);
 
-/* Backends. path: the root directory, created 0700 (one level) if absent unless read_only; refused
- * when it is a symlink (KVT_E_SYMLINK), not a directory (-ENOTDIR), or not writable
- * (KVT_E_READ_ONLY). threads: 1..16. direct: -1 auto (probe), 0 off, 1 required (KVT_E_UNSUPPORTED
- * when the probe fails; info.why has the reason otherwise, and one warning is logged). Read-only
- * instances are buffered. */
+/* Backends over a directory. path: the root directory, created 0700 (one level) if absent unless
+ * read_only; refused when it is a symlink (KVT_E_SYMLINK), not a directory (-ENOTDIR), or not
+ * writable (KVT_E_READ_ONLY). threads: 1..16, of the posix backend. direct: -1 auto (probe), 0 off,
+ * 1 required (KVT_E_UNSUPPORTED when the probe fails; info.why has the reason otherwise, and one
+ * warning is logged). Read-only instances are buffered. */
+enum kvt_io_backend {
+    KVT_IO_POSIX = 0, /* threads; always there */
+    KVT_IO_URING,     /* a ring; KVT_E_UNSUPPORTED where kvt_io_uring_probe() says no */
+    KVT_IO_AUTO       /* the faster one, by a short probe; info.backend_why has the figures */
+};
+
 struct kvt_io_posix_params {
     const char *path;
     int threads;
     int direct;
-    int read_only; /* 1: nothing is created or written (fsck, stat) */
+    int read_only;      /* 1: nothing is created or written (fsck, stat) */
+    int backend;        /* enum kvt_io_backend; heeded by kvt_io_files_new() */
+    uint64_t cap_bytes; /* what will be kept in the root; auto does not probe for a tiny one. 0:
+                           not known */
+    /* uring only, optional: memory whose pages are to be registered with the ring, so that the
+     * kernel need not look them up at each request. As much as it takes; none is no error. The
+     * memory is borrowed until destroy(). */
+    void *fixed;
+    uint64_t fixed_bytes;
     struct kvt_log log;
 };
+int kvt_io_files_new(const struct kvt_io_posix_params *params, struct kvt_io **out);
+/* The same with the posix backend, whatever params->backend says. */
 int kvt_io_posix_new(const struct kvt_io_posix_params *params, struct kvt_io **out);
+
+/* Whether the uring backend can be had in this process: 0, or -errno (-EOPNOTSUPP: not built in);
+ * why gets a sentence either way. Nothing is left open. */
+int kvt_io_uring_probe(char *why, size_t why_len);
 
 /* Files in memory; completions happen inside reap(). capacity_bytes bounds all files (ENOSPC).
  * kvt_io_mem_clone() copies the files of an instance (what a crash would leave behind when every

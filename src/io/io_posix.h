@@ -1,5 +1,5 @@
-/* Inside the posix backend: its pieces, and the system calls as a table so that tests can make them
- * fail. Private to src/io and its tests. */
+/* What the backends over a directory share, and the posix one's pool: the system calls are a table
+ * so that tests can make them fail. Private to src/io and its tests. */
 #ifndef KVT_IO_IO_POSIX_H
 #define KVT_IO_IO_POSIX_H
 
@@ -22,8 +22,9 @@ struct kvt_posix_sys { /* as in the manual pages: -1 and errno */
 };
 extern const struct kvt_posix_sys kvt_posix_sys_real;
 
-/* kvt_io_posix_new() with other system calls; sys is borrowed for the instance's life. */
-KVT_POSIX_RESULT int kvt_io_posix_new_sys(const struct kvt_io_posix_params *params,
+/* kvt_io_files_new() with other system calls; sys is borrowed for the instance's life. The uring
+ * backend takes only fallocate from it. */
+KVT_POSIX_RESULT int kvt_io_files_new_sys(const struct kvt_io_posix_params *params,
                                           const struct kvt_posix_sys *sys, struct kvt_io **out);
 
 /* Open (and make) the root directory; rules in io.h. A descriptor, or an error. */
@@ -40,6 +41,21 @@ KVT_POSIX_RESULT int kvt_posix_lock(int dir_fd, int read_only, int64_t *owner_pi
 /* Whether O_DIRECT really works in the directory: 1, 0, or -errno (the directory cannot be
  * written). why gets the reason. */
 KVT_POSIX_RESULT int kvt_posix_probe_direct(int dir_fd, char *why, size_t why_len);
+
+/* A file without a name in the directory, for probes; a descriptor, or -errno. */
+KVT_POSIX_RESULT int kvt_posix_scratch(int dir_fd);
+
+/* How far one data request has got. Begins as zeros. */
+struct kvt_posix_progress {
+    uint64_t from;    /* the next transfer begins here, in bytes of the request */
+    uint64_t reached; /* the last one ended here */
+    unsigned stalls;  /* transfers in a row that got no further */
+};
+/* Take in the outcome of one transfer from progress->from: bytes, or -errno. True: the request is
+ * over and *result is set; false: transfer the rest from progress->from. */
+KVT_POSIX_RESULT bool kvt_posix_moved(int fd, bool direct, const struct kvt_io_req *req,
+                                      uint64_t bytes, int64_t moved,
+                                      struct kvt_posix_progress *progress, int64_t *result);
 
 /* Run one checked data request on fd, to the end: bytes moved, or -errno. Blocks. */
 int64_t kvt_posix_transfer(const struct kvt_posix_sys *sys, int fd, bool direct,

@@ -15,12 +15,13 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/checked.h"
 #include "io/io_common.h"
-#include "io/io_posix.h"
+#include "io/io_engine.h"
 
 #define READS_PASS_MAX 16u
 
@@ -201,4 +202,66 @@ void kvt_posix_pool_stop(struct kvt_posix_pool *pool)
     pthread_cond_destroy(&pool->work);
     pthread_mutex_destroy(&pool->mutex);
     close(pool->event_fd);
+}
+
+/* ---- as an engine ---- */
+
+struct posix_engine {
+    struct kvt_io_engine engine;
+    struct kvt_posix_pool pool;
+};
+
+static struct kvt_posix_pool *pool_of(struct kvt_io_engine *engine)
+{
+    return &((struct posix_engine *)engine)->pool;
+}
+
+static void posix_stop(struct kvt_io_engine *engine)
+{
+    kvt_posix_pool_stop(pool_of(engine));
+    free(engine);
+}
+
+/* The child has no threads, and its copy of the mutex may be locked for ever. */
+static void posix_abandon(struct kvt_io_engine *engine)
+{
+    close(engine->event_fd);
+    free(engine);
+}
+
+static int posix_submit(struct kvt_io_engine *engine, struct kvt_io_req *req, int fd, int64_t bytes)
+{
+    return kvt_posix_pool_submit(pool_of(engine), req, fd, bytes);
+}
+
+static unsigned posix_reap(struct kvt_io_engine *engine, struct kvt_io_req **out, unsigned max)
+{
+    return kvt_posix_pool_reap(pool_of(engine), out, max);
+}
+
+static const struct kvt_io_engine_ops posix_ops = {
+    .name = "posix",
+    .stop = posix_stop,
+    .abandon = posix_abandon,
+    .submit = posix_submit,
+    .reap = posix_reap,
+};
+
+int kvt_posix_engine_new(const struct kvt_posix_sys *sys, bool direct, int threads,
+                         struct kvt_io_engine **out)
+{
+    struct posix_engine *posix = malloc(sizeof *posix);
+    int rc;
+
+    if (!posix)
+        return -ENOMEM;
+    posix->engine.ops = &posix_ops;
+    rc = kvt_posix_pool_start(&posix->pool, sys, direct, threads);
+    if (rc) {
+        free(posix);
+        return rc;
+    }
+    posix->engine.event_fd = posix->pool.event_fd;
+    *out = &posix->engine;
+    return 0;
 }

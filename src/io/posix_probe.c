@@ -25,7 +25,7 @@
 #define MAGIC_TMPFS 0x01021994
 #define MAGIC_RAMFS 0x858458f6
 
-static int probe_file(int dir_fd)
+int kvt_posix_scratch(int dir_fd)
 {
     char name[KVT_IO_NAME_MAX];
     int fd = openat(dir_fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -124,7 +124,7 @@ int kvt_posix_probe_direct(int dir_fd, char *why, size_t why_len)
         snprintf(why, why_len, "buffered: the file system is memory (tmpfs)");
         return 0;
     }
-    fd = probe_file(dir_fd);
+    fd = kvt_posix_scratch(dir_fd);
     if (fd == -EACCES || fd == -EPERM || fd == -EROFS)
         return fd;
     if (fd < 0) {

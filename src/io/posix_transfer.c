@@ -51,34 +51,45 @@ static ssize_t move_some(const struct kvt_posix_sys *sys, int fd, const struct k
     return moved < 0 ? -errno : moved;
 }
 
+bool kvt_posix_moved(int fd, bool direct, const struct kvt_io_req *req, uint64_t bytes,
+                     int64_t moved, struct kvt_posix_progress *progress, int64_t *result)
+{
+    uint64_t from = progress->from, reached, next;
+
+    if (moved < 0 || (!moved && req->kind == KVT_IO_READ)) {
+        *result = moved < 0 ? moved : (int64_t)KVT_MAX(from, progress->reached);
+        return true;
+    }
+    progress->reached = reached = from + (uint64_t)moved;
+    if (reached >= bytes) {
+        *result = (int64_t)bytes;
+        return true;
+    }
+    if (req->kind == KVT_IO_READ && reached % KVT_IO_ALIGN && ends_at(fd, req->offset + reached)) {
+        *result = (int64_t)reached;
+        return true;
+    }
+    next = direct ? reached & ~(uint64_t)(KVT_IO_ALIGN - 1) : reached;
+    if (next > from) {
+        progress->stalls = 0;
+    } else if (++progress->stalls == STALLS_MAX) {
+        *result = -EIO;
+        return true;
+    }
+    progress->from = next;
+    return false;
+}
+
 static int64_t move_all(const struct kvt_posix_sys *sys, int fd, bool direct,
                         const struct kvt_io_req *req, uint64_t bytes)
 {
-    uint64_t from = 0, reached = 0;
-    unsigned stalls = 0;
+    struct kvt_posix_progress progress = {0};
+    int64_t result, moved;
 
-    while (from < bytes) {
-        ssize_t moved = move_some(sys, fd, req, from);
-
-        if (moved < 0)
-            return moved;
-        if (!moved && req->kind == KVT_IO_READ)
-            return (int64_t)KVT_MAX(from, reached);
-        reached = from + (uint64_t)moved;
-        if (reached >= bytes)
-            break;
-        if (req->kind == KVT_IO_READ && reached % KVT_IO_ALIGN &&
-            ends_at(fd, req->offset + reached))
-            return (int64_t)reached;
-        uint64_t next = direct ? reached & ~(uint64_t)(KVT_IO_ALIGN - 1) : reached;
-
-        if (next > from)
-            stalls = 0;
-        else if (++stalls == STALLS_MAX)
-            return -EIO;
-        from = next;
-    }
-    return (int64_t)bytes;
+    do
+        moved = move_some(sys, fd, req, progress.from);
+    while (!kvt_posix_moved(fd, direct, req, bytes, moved, &progress, &result));
+    return result;
 }
 
 static int sync_file(const struct kvt_posix_sys *sys, int fd)

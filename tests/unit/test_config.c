@@ -63,12 +63,25 @@ static void defaults_are_what_the_table_says(void **state)
 {
     static const struct {
         const char *key, *value;
-    } expected[] = {{"dram", "1GiB"},    {"disk", "none"},        {"disk_required", "no"},
-                    {"level", "kv4"},    {"guard", "yes"},        {"threads", "auto"},
-                    {"staging", "auto"}, {"write_queue", "auto"}, {"pin_max", "auto"},
-                    {"io_threads", "4"}, {"direct", "auto"},      {"load_deadline", "none"},
-                    {"pin", "auto"},     {"requests_max", "256"}, {"request_blocks_max", "32768"},
-                    {"enabled", "yes"},  {"env", "yes"}};
+    } expected[] = {{"dram", "1GiB"},
+                    {"disk", "none"},
+                    {"disk_required", "no"},
+                    {"level", "kv4"},
+                    {"guard", "yes"},
+                    {"threads", "auto"},
+                    {"staging", "auto"},
+                    {"write_queue", "auto"},
+                    {"pin_max", "auto"},
+                    {"io_threads", "4"},
+                    {"direct", "auto"},
+                    {"load_deadline", "none"},
+                    {"pin", "auto"},
+                    {"io", "auto"},
+                    {"io_register", "no"},
+                    {"requests_max", "256"},
+                    {"request_blocks_max", "32768"},
+                    {"enabled", "yes"},
+                    {"env", "yes"}};
     struct kvt_config *config = fresh();
     (void)state;
     for (size_t i = 0; i < KVT_ARRAY_LEN(expected); i++)
@@ -94,6 +107,10 @@ static void good_values_read_back(void **state)
         {"threads", "64", "64"},
         {"threads", "auto", "auto"},
         {"io_threads", "16", "16"},
+        {"io", "posix", "posix"},
+        {"io", "uring", "uring"},
+        {"io", "auto", "auto"},
+        {"io_register", "on", "yes"},
         {"direct", "on", "on"},
         {"direct", "off", "off"},
         {"direct", "auto", "auto"},
@@ -164,6 +181,8 @@ static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
         {"level", "kv9", KVT_E_CONFIG_VALUE, {"level", "\"kv9\"", "kv4"}},
         {"level", "KV4x", KVT_E_CONFIG_VALUE, {"level", "did you mean"}},
         {"level", "fp8", KVT_E_CONFIG_VALUE, {"level", "int4"}},
+        {"io", "io_uring", KVT_E_CONFIG_VALUE, {"io", "\"io_uring\"", "auto, posix, uring"}},
+        {"io", "urnig", KVT_E_CONFIG_VALUE, {"io", "\"uring\""}},
         {"direct", "yes", KVT_E_CONFIG_VALUE, {"direct", "\"yes\"", "auto, on, off"}},
         {"direct", "atuo", KVT_E_CONFIG_VALUE, {"direct", "\"auto\""}},
         {"load_deadline", "10", KVT_E_CONFIG_VALUE, {"load_deadline", "ms"}},

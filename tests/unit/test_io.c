@@ -1,11 +1,12 @@
 /* The I/O seam's contract, run over every backend.
  *
  * Goal:   whatever a backend is made of, files, requests and completions behave as io.h says.
- * Method: one table of backends (mem; posix direct if possible, buffered, with one thread; the
- * fault wrapper without rules over both) times one table of cases. Data is pseudo-random from a
- *         printed seed. The seam wants 4 KiB-aligned addresses, offsets and sizes; that misaligned
- *         ones (C43) are refused, not mangled, is a case here. Callers with other alignments are
- *         served by the client's staging, which has its own tests.
+ * Method: one table of backends (mem; posix direct if possible, buffered, with one thread; uring
+ * direct if possible, buffered, with registered memory; the fault wrapper without rules over them)
+ * times one table of cases. Where io_uring is not to be had its rows are skipped, and say so. Data
+ * is pseudo-random from a printed seed. The seam wants 4 KiB-aligned addresses, offsets and sizes;
+ * that misaligned ones (C43) are refused, not mangled, is a case here. Callers with other
+ * alignments are served by the client's staging, which has its own tests.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,15 +36,22 @@ static uint64_t seed = 20261129;
 struct backend {
     const char *name;
     int posix, threads, direct, fault;
+    int choice; /* enum kvt_io_backend */
+    int fixed;  /* register pool[] with the ring */
 };
 
 static const struct backend backends[] = {
-    {"mem", 0, 0, 0, 0},
-    {"posix auto", 1, 4, -1, 0},
-    {"posix buffered", 1, 4, 0, 0},
-    {"posix one thread", 1, 1, -1, 0},
-    {"fault over mem", 0, 0, 0, 1},
-    {"fault over posix", 1, 2, -1, 1},
+    {"mem", 0, 0, 0, 0, KVT_IO_POSIX, 0},
+    {"posix auto", 1, 4, -1, 0, KVT_IO_POSIX, 0},
+    {"posix buffered", 1, 4, 0, 0, KVT_IO_POSIX, 0},
+    {"posix one thread", 1, 1, -1, 0, KVT_IO_POSIX, 0},
+    {"fault over mem", 0, 0, 0, 1, KVT_IO_POSIX, 0},
+    {"fault over posix", 1, 2, -1, 1, KVT_IO_POSIX, 0},
+    {"uring auto", 1, 1, -1, 0, KVT_IO_URING, 0},
+    {"uring buffered", 1, 1, 0, 0, KVT_IO_URING, 0},
+    {"uring fixed", 1, 1, -1, 0, KVT_IO_URING, 1},
+    {"fault over uring", 1, 1, -1, 1, KVT_IO_URING, 0},
+    {"the faster one", 1, 4, -1, 0, KVT_IO_AUTO, 0},
 };
 
 struct fixture {
@@ -53,6 +61,9 @@ struct fixture {
 };
 
 /* ---- helpers ---- */
+
+#define POOL_PAGES 1024u
+static _Alignas(PAGE) uint8_t pool[POOL_PAGES * PAGE]; /* registered by "uring fixed" */
 
 static uint8_t *pages(size_t count)
 {
@@ -74,12 +85,16 @@ static void fill(uint8_t *bytes, size_t len, uint64_t salt)
 
 static struct kvt_io *open_backend(struct fixture *f)
 {
-    struct kvt_io_posix_params params = {
-        .path = f->dir, .threads = f->backend->threads, .direct = f->backend->direct};
+    struct kvt_io_posix_params params = {.path = f->dir,
+                                         .threads = f->backend->threads,
+                                         .direct = f->backend->direct,
+                                         .backend = f->backend->choice,
+                                         .fixed = f->backend->fixed ? pool : NULL,
+                                         .fixed_bytes = f->backend->fixed ? sizeof pool : 0};
     struct kvt_io *io = NULL;
 
     if (f->backend->posix)
-        assert_int_equal(kvt_io_posix_new(&params, &io), 0);
+        assert_int_equal(kvt_io_files_new(&params, &io), 0);
     else
         assert_int_equal(kvt_io_mem_new(CAPACITY, &io), 0);
     return f->backend->fault ? fault_io_new(io, seed) : io;
@@ -573,14 +588,53 @@ static void case_lock_info(struct fixture *f)
     assert_int_equal(io->ops->lock(io, NULL), 0); /* held already */
     io->ops->info(io, &info);
     assert_non_null(info.backend);
-    if (!f->backend->fault)
-        assert_string_equal(info.backend, io->ops->name);
+    if (!f->backend->posix)
+        assert_string_equal(info.backend, "mem");
+    else if (f->backend->choice != KVT_IO_AUTO)
+        assert_string_equal(info.backend, f->backend->choice ? "uring" : "posix");
+    if (f->backend->posix)
+        assert_true(info.backend_why && strlen(info.backend_why) > 5);
+    if (f->backend->fixed) /* in the limit of 8 MiB of locked memory, or root's none */
+        assert_non_null(strstr(info.backend_why, "MiB registered"));
     assert_true(info.why && strlen(info.why) > 5);
     assert_true(info.direct == 0 || info.direct == 1);
     assert_true(info.free_bytes <= info.total_bytes && info.total_bytes >= CAPACITY);
     if (f->backend->posix && !f->backend->direct)
         assert_int_equal(info.direct, 0);
-    print_message("             %s: %s\n", f->backend->name, info.why);
+    print_message("             %s: %s; %s: %s\n", f->backend->name, info.why, info.backend,
+                  info.backend_why ? info.backend_why : "no choice");
+}
+
+/* Requests in one piece and in many, of memory that may be registered with the backend, beside it,
+ * and across its end: the same bytes. */
+static void case_registered(struct fixture *f)
+{
+    struct kvt_io *io = f->io;
+    int file = create(io, "fixed");
+    uint8_t *plain = pages(64);
+
+    fill(pool, sizeof pool, 11);
+    assert_int_equal(kvt_io_write_now(io, file, 0, pool, sizeof pool), sizeof pool);
+    for (size_t i = 0; i < POOL_PAGES; i += 64) {
+        struct kvt_io_req req = {.kind = KVT_IO_READ, .file = file, .iov_count = 2};
+
+        assert_int_equal(kvt_io_read_now(io, file, i * PAGE, plain, (size_t)64 * PAGE), 64 * PAGE);
+        assert_memory_equal(plain, pool + i * PAGE, (size_t)64 * PAGE);
+        memset(pool + i * PAGE, 0, (size_t)64 * PAGE);
+        if (i % 128) {
+            assert_int_equal(kvt_io_read_now(io, file, i * PAGE, pool + i * PAGE, 64 * PAGE),
+                             64 * PAGE);
+        } else {
+            req.offset = i * PAGE;
+            req.iov[0] = (struct iovec){pool + i * PAGE, PAGE};
+            req.iov[1] = (struct iovec){pool + (i + 1) * PAGE, (size_t)63 * PAGE};
+            assert_int_equal(io->ops->submit(io, &req), 0);
+            assert_ptr_equal(reap_one(io), &req);
+            assert_int_equal(req.result, 64 * PAGE);
+        }
+        assert_memory_equal(plain, pool + i * PAGE, (size_t)64 * PAGE);
+    }
+    free(plain);
 }
 
 /* Random writes, reads, truncates and punches against a plain array. */
@@ -649,6 +703,7 @@ static const struct io_case cases[] = {
     {"destroy in flight", case_destroy_in_flight},
     {"many files", case_many_files},
     {"lock and info", case_lock_info},
+    {"registered memory", case_registered},
     {"model", case_model},
 };
 
@@ -666,7 +721,12 @@ static void run_pair(void **state)
     const void *const *pair = *state;
     const struct io_case *io_case = pair[1];
     struct fixture f = {.backend = pair[0]};
+    char why[160];
 
+    if (f.backend->choice == KVT_IO_URING && kvt_io_uring_probe(why, sizeof why)) {
+        print_message("[   SKIP   ] %s\n", why);
+        skip();
+    }
     if (f.backend->posix) {
         snprintf(f.dir, sizeof f.dir, "io-test-XXXXXX");
         assert_non_null(mkdtemp(f.dir));

@@ -1,9 +1,10 @@
-/* The posix backend where it meets the system (C29, C49, C76): directories, modes, locks, forks,
- * descriptors, direct and buffered mode, order of reads and writes.
+/* The backends over a directory where they meet the system (C29, C49, C76): directories, modes,
+ * locks, forks, descriptors, direct and buffered mode.
  *
  * Goal:   a root that must be refused is refused with its own code and nothing is changed; nothing
  *         leaks; one owner at a time, whatever forks or dies.
- * Method: real directories under the current one, children by fork, a table of slow system calls.
+ * Method: real directories under the current one, children by fork; every test once over posix and
+ *         once over uring, where that is to be had.
  * What the machine cannot do (tmpfs, mounts, other users) is skipped and said so. The seam's
  *         contract itself is in test_io.c.
  */
@@ -35,6 +36,7 @@
 /* ---- helpers ---- */
 
 static char top[64]; /* a fresh directory per test */
+static int backend = KVT_IO_POSIX;
 
 static int setup(void **state)
 {
@@ -82,9 +84,9 @@ static const char *in_top(const char *name)
 static int open_root(const char *path, int direct, int read_only, struct kvt_io **io)
 {
     struct kvt_io_posix_params params = {
-        .path = path, .threads = 2, .direct = direct, .read_only = read_only};
+        .path = path, .threads = 2, .direct = direct, .read_only = read_only, .backend = backend};
 
-    return kvt_io_posix_new(&params, io);
+    return kvt_io_files_new(&params, io);
 }
 
 static struct kvt_io *must_open(const char *path)
@@ -230,6 +232,11 @@ static void test_bad_parameters(void **state)
     params = good;
     params.direct = 2;
     assert_int_equal(kvt_io_posix_new(&params, &io), KVT_E_INVAL);
+    params = good;
+    params.backend = KVT_IO_AUTO + 1;
+    assert_int_equal(kvt_io_files_new(&params, &io), KVT_E_INVAL);
+    params.backend = -1;
+    assert_int_equal(kvt_io_files_new(&params, &io), KVT_E_INVAL);
     assert_null(io);
 }
 
@@ -538,7 +545,7 @@ static void test_c49_exit_in_flight(void **state)
 
 static void test_close_on_exec_and_no_leaks(void **state)
 {
-    int before = count_fds();
+    int before = count_fds(), want = backend == KVT_IO_URING ? 5 : 4;
     struct kvt_io *io = must_open(in_top("root"));
     struct dirent *entry;
     int ours = 0;
@@ -558,13 +565,13 @@ static void test_close_on_exec_and_no_leaks(void **state)
         if (len <= 0)
             continue;
         target[len] = 0;
-        if (strstr(target, top) || strstr(target, "eventfd")) {
+        if (strstr(target, top) || strstr(target, "eventfd") || strstr(target, "io_uring")) {
             assert_true(fcntl((int)strtol(entry->d_name, NULL, 10), F_GETFD) & FD_CLOEXEC);
             ours++;
         }
     }
     closedir(dir);
-    assert_int_equal(ours, 4);       /* directory, file, lock, event fd */
+    assert_int_equal(ours, want);    /* directory, file, lock, event fd, ring */
     for (int i = 0; i < 1000; i++) { /* C29: failures leave nothing open */
         struct kvt_io *none = NULL;
 
@@ -573,7 +580,7 @@ static void test_close_on_exec_and_no_leaks(void **state)
         if (i % 100 == 0)
             assert_int_equal(open_root(in_top("root/f"), -1, 0, &none), -ENOTDIR);
     }
-    assert_int_equal(count_fds(), before + 4);
+    assert_int_equal(count_fds(), before + want);
     io->ops->destroy(io);
     assert_int_equal(count_fds(), before);
 }
@@ -621,6 +628,10 @@ static void test_threads_block_signals(void **state)
     DIR *dir;
 
     (void)state;
+    if (backend == KVT_IO_URING) { /* it has none */
+        io->ops->destroy(io);
+        skip();
+    }
     usleep(300000); /* a thread that has not begun blocks everything in any case */
     dir = opendir("/proc/self/task");
     assert_non_null(dir);
@@ -663,12 +674,13 @@ static void count_warning(void *arg, int level, const char *message)
 
 static struct kvt_io *open_logged(const char *path, int direct, int want)
 {
-    struct kvt_io_posix_params params = {.path = path, .threads = 1, .direct = direct};
+    struct kvt_io_posix_params params = {
+        .path = path, .threads = 1, .direct = direct, .backend = backend};
     struct kvt_io *io = NULL;
 
     params.log = (struct kvt_log){.fn = count_warning, .level_max = 3};
     warnings = 0;
-    assert_int_equal(kvt_io_posix_new(&params, &io), want);
+    assert_int_equal(kvt_io_files_new(&params, &io), want);
     return io;
 }
 
@@ -887,7 +899,8 @@ static int no_fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 static void test_c44_no_fallocate(void **state)
 {
-    struct kvt_io_posix_params params = {.path = in_top("root"), .threads = 1, .direct = -1};
+    struct kvt_io_posix_params params = {
+        .path = in_top("root"), .threads = 1, .direct = -1, .backend = backend};
     struct kvt_posix_sys sys = kvt_posix_sys_real;
     uint8_t *buf = pages(4, 0x55);
     struct kvt_io *io = NULL;
@@ -895,7 +908,7 @@ static void test_c44_no_fallocate(void **state)
 
     (void)state;
     sys.fallocate = no_fallocate;
-    assert_int_equal(kvt_io_posix_new_sys(&params, &sys, &io), 0);
+    assert_int_equal(kvt_io_files_new_sys(&params, &sys, &io), 0);
     file = io->ops->open(io, "f", KVT_IO_OPEN_CREATE);
     assert_int_equal(io->ops->allocate(io, file, 1 << 20), -EOPNOTSUPP);
     assert_int_equal(io->ops->size(io, file), 0);
@@ -919,7 +932,8 @@ static int half_fallocate(int fd, int mode, off_t offset, off_t bytes)
 
 static void test_failed_reservation_is_undone(void **state)
 {
-    struct kvt_io_posix_params params = {.path = in_top("root"), .threads = 1, .direct = -1};
+    struct kvt_io_posix_params params = {
+        .path = in_top("root"), .threads = 1, .direct = -1, .backend = backend};
     struct kvt_posix_sys sys = kvt_posix_sys_real;
     uint8_t *buf = pages(1, 0x55);
     struct kvt_io *io = NULL;
@@ -927,7 +941,7 @@ static void test_failed_reservation_is_undone(void **state)
 
     (void)state;
     sys.fallocate = half_fallocate;
-    assert_int_equal(kvt_io_posix_new_sys(&params, &sys, &io), 0);
+    assert_int_equal(kvt_io_files_new_sys(&params, &sys, &io), 0);
     file = io->ops->open(io, "f", KVT_IO_OPEN_CREATE);
     assert_int_equal(kvt_io_write_now(io, file, 0, buf, PAGE), PAGE);
     assert_int_equal(io->ops->allocate(io, file, 1 << 20), -ENOSPC);
@@ -964,5 +978,13 @@ int main(void)
     };
 #undef T
 
-    return cmocka_run_group_tests_name("io_posix", tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("io_posix", tests, NULL, NULL);
+    char why[160];
+
+    backend = KVT_IO_URING;
+    if (kvt_io_uring_probe(why, sizeof why)) {
+        print_message("not run over uring: %s\n", why);
+        return failed;
+    }
+    return failed + cmocka_run_group_tests_name("io_posix over uring", tests, NULL, NULL);
 }
