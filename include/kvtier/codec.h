@@ -38,6 +38,9 @@ int kvt_level_for_part(int level, const struct kvt_part *part);
  * record header and padding not. key: 1 for K (offsets are stored), 0 for V. */
 double kvt_level_bits(int level, uint32_t head_dim, int dtype, int key);
 
+/* Tokens of a block of the group; the layout's when it is not listed. */
+uint32_t kvt_group_tokens(const struct kvt_layout *layout, uint16_t group);
+
 /* Check a layout: struct_size, limits, multiples. 0, KVT_E_VERSION, KVT_E_INVAL, KVT_E_LIMIT. */
 int kvt_layout_check(const struct kvt_layout *layout);
 
@@ -77,6 +80,44 @@ int kvt_encode_block(const struct kvt_layout *layout, uint16_t group, int level,
 int kvt_decode_block(const struct kvt_layout *layout, uint16_t group, int level,
                      const void *payload, size_t payload_len, const struct kvt_pool_desc *pool,
                      uint32_t block);
+
+/* ---- level maps: one level per (part, head) ----
+ * A map is an array of 4-bit enum kvt_level, two per byte, the first in the low bits: one for each
+ * head of each part of the group, in the order of parts and heads. Opaque and byte parts are raw,
+ * MLA is kv8 or raw. A uniform map is the level itself: the functions above. */
+
+/* Entries of a map of the group: the sum of heads over its parts. A map has (entries + 1) / 2
+ * bytes. */
+uint32_t kvt_map_entries(const struct kvt_layout *layout, uint16_t group);
+
+static inline int kvt_map_get(const uint8_t *map, uint32_t entry)
+{
+    return map[entry / 2] >> (entry % 2 * 4) & 15;
+}
+static inline void kvt_map_set(uint8_t *map, uint32_t entry, int level)
+{
+    map[entry / 2] = (uint8_t)((map[entry / 2] & (entry % 2 ? 0x0f : 0xf0)) |
+                               (unsigned)level << (entry % 2 * 4));
+}
+
+/* Bytes of the payload of one block under the map; 0 when a level of it is not one that its part
+ * can have. *floor (optional): the lowest level of the parts that are coded, RAW when none is. */
+size_t kvt_map_payload_bytes(const struct kvt_layout *layout, uint16_t group, const uint8_t *map,
+                             int *floor);
+
+/* kvt_encode_block() and kvt_decode_block() under a map; the same bytes where it is uniform. */
+int kvt_encode_map(const struct kvt_layout *layout, uint16_t group, const uint8_t *map,
+                   const struct kvt_pool_desc *pool, uint32_t block, void *payload,
+                   size_t payload_len, int guard, struct kvt_encode_report *report);
+int kvt_decode_map(const struct kvt_layout *layout, uint16_t group, const uint8_t *map,
+                   const void *payload, size_t payload_len, const struct kvt_pool_desc *pool,
+                   uint32_t block);
+
+/* Raise each entry of a key whose data in page `block` its level cannot hold (guard) to the lowest
+ * level that can, raw at worst; data with NaN or Inf is passed over. Nothing is lowered. Slower
+ * than encoding. Returns the entries raised; KVT_E_INVAL. */
+long kvt_map_fit(const struct kvt_layout *layout, uint16_t group, uint8_t *map,
+                 const struct kvt_pool_desc *pool, uint32_t block);
 
 #ifdef __cplusplus
 }

@@ -26,6 +26,7 @@ extern "C" {
 #define KVT_HEAD_DIM_MAX 1024u     /* elements of a row; multiple of 16 */
 #define KVT_BLOCK_TOKENS_MAX 4096u /* tokens of a block; multiple of 16 */
 #define KVT_TILE_TOKENS 16u        /* tokens of a tile: what the codec works on */
+#define KVT_GROUPS_MAX 16u         /* groups of a layout */
 #define KVT_RECORD_BYTES_MAX (256u << 20)
 
 /* Element type of a part in the pool. */
@@ -65,11 +66,30 @@ struct kvt_part {
     uint32_t head_dim; /* elements per (token, head) row: 16..1024, multiple of 16 */
 };
 
+/* What a hit of n tokens needs of a group: layers that share a block table. */
+enum kvt_group_kind {
+    KVT_GROUP_FULL = 0,   /* every block of [0, n): full attention */
+    KVT_GROUP_WINDOW = 1, /* the blocks that cover the last window_tokens before n */
+    KVT_GROUP_STATE = 2   /* the block that ends at n: state that sums up all before it (SSM) */
+};
+
+/* A group whose blocks are not those of the layout, or which is not full attention. */
+struct kvt_group {
+    uint16_t group; /* as in kvt_part.group */
+    uint8_t kind;   /* enum kvt_group_kind */
+    uint8_t reserved;
+    uint32_t block_tokens;  /* 1..4096; a multiple of 16 unless all its parts are stored raw
+                               (opaque or byte); 0: the layout's */
+    uint32_t window_tokens; /* WINDOW: more than 0; else 0 */
+};
+
 struct kvt_layout {
     size_t struct_size;    /* sizeof(struct kvt_layout) */
     uint32_t block_tokens; /* 16..4096, multiple of 16 */
     uint32_t part_count;
     const struct kvt_part *parts;
+    uint32_t group_count; /* groups that stand in the list; the others are full, of block_tokens */
+    const struct kvt_group *groups;
 };
 
 /* Where one part lies in a pool. The element (block b, head h, token t, index e) is at

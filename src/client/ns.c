@@ -95,6 +95,8 @@ static int shape_check(const struct kvt_layout *layout)
     int rc = kvt_layout_check(layout);
     if (rc != 0)
         return rc;
+    if (layout->group_count != 0)
+        return KVT_E_UNSUPPORTED;
     for (uint32_t i = 0; i < layout->part_count; i++)
         if (layout->parts[i].group != 0)
             return KVT_E_UNSUPPORTED;

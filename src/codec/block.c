@@ -2,7 +2,7 @@
  * the instruction set in force.
  *
  * Invariants: layout and pool have passed their checks, so no offset here can overflow; the payload
- * length is compared with kvt_payload_bytes() before the first byte moves, and the walk consumes
+ * length is compared with the map's before the first byte moves, and the walk consumes
  * exactly that many. Memory: one piece on the stack, for pools whose elements are not contiguous.
  * Threads: any; no state. It does not choose levels: KVT_E_GUARD tells the caller to.
  */
@@ -240,29 +240,41 @@ struct block_job {
     const struct kvt_layout *layout;
     const struct kvt_pool_desc *pool;
     const struct kvt_codec_kernels *kernels;
+    const uint8_t *map; /* NULL: uniform */
+    int level;          /* of a uniform map */
     uint32_t block;
-    int level;
+    uint16_t group;
     int guard;       /* a bad tile is an error */
     int want_energy; /* guard or report */
+    uint32_t tokens; /* of a block */
+    uint32_t entry;  /* of the map: (part, head) that is next */
 };
 
-static int encode_head(const struct block_job *block, uint32_t part_index, uint32_t head,
-                       uint8_t **cursor, struct kvt_encode_report *report)
+static struct tile_job head_job(struct block_job *block, uint32_t part_index, uint32_t head)
 {
     const struct kvt_part *part = &block->layout->parts[part_index];
-    struct tile_job job = {
+    uint32_t entry = block->entry++;
+    return (struct tile_job){
         .kernels = block->kernels,
         .part = part,
         .rows = rows_of(part, &block->pool->places[part_index], block->block, head),
-        .level = kvt_level_for_part(block->level, part),
+        .level = block->map != NULL ? kvt_map_get(block->map, entry)
+                                    : kvt_level_for_part(block->level, part),
     };
+}
+
+static int encode_head(struct block_job *block, uint32_t part_index, uint32_t head,
+                       uint8_t **cursor, struct kvt_encode_report *report)
+{
+    struct tile_job job = head_job(block, part_index, head);
     if (job.level == KVT_LEVEL_RAW) {
-        *cursor += copy_raw(&job.rows, block->layout->block_tokens, *cursor, 1);
+        *cursor += copy_raw(&job.rows, block->tokens, *cursor, 1);
         return 0;
     }
-    int judged = block->want_energy && kvt_part_is_key(part) && kvt_guard_ratio(job.level) > 0.0f;
-    uint32_t tile_bytes = kvt_tile_bytes(job.level, part);
-    for (; job.tile < block->layout->block_tokens / TOKENS; job.tile++) {
+    int judged =
+        block->want_energy && kvt_part_is_key(job.part) && kvt_guard_ratio(job.level) > 0.0f;
+    uint32_t tile_bytes = kvt_tile_bytes(job.level, job.part);
+    for (; job.tile < block->tokens / TOKENS; job.tile++) {
         struct kvt_tile_energy energy;
         int status = encode_tile(&job, *cursor, judged ? &energy : NULL);
         if (status != 0)
@@ -274,25 +286,31 @@ static int encode_head(const struct block_job *block, uint32_t part_index, uint3
     return 0;
 }
 
-int kvt_encode_block_by(const struct kvt_codec_kernels *kernels, const struct kvt_layout *layout,
-                        uint16_t group, int level, const struct kvt_pool_desc *pool, uint32_t block,
-                        void *payload, size_t payload_len, int guard,
-                        struct kvt_encode_report *report)
+static size_t job_payload_bytes(const struct block_job *job)
+{
+    return job->map != NULL ? kvt_map_payload_bytes(job->layout, job->group, job->map, NULL)
+                            : kvt_payload_bytes(job->layout, job->group, job->level);
+}
+
+static int encode_job(struct block_job *job, void *payload, size_t payload_len,
+                      struct kvt_encode_report *report)
 {
     struct kvt_encode_report own = {.sqnr_db_min = INFINITY};
-    struct block_job job = {layout, pool, kernels, block, level, guard, guard || report != NULL};
-    size_t bytes = kvt_payload_bytes(layout, group, level);
-    if (bytes == 0 || payload_len < bytes || block >= pool->block_count ||
-        pool->device != KVT_DEVICE_HOST)
+    const struct kvt_layout *layout = job->layout;
+    size_t bytes = job_payload_bytes(job);
+    if (bytes == 0 || payload_len < bytes || job->block >= job->pool->block_count ||
+        job->pool->device != KVT_DEVICE_HOST)
         return KVT_E_INVAL;
+    job->want_energy = job->guard || report != NULL;
+    job->tokens = kvt_group_tokens(layout, job->group);
     kvt_fpmode saved = kvt_fpmode_enter();
     uint8_t *cursor = payload;
     int status = 0;
     for (uint32_t i = 0; i < layout->part_count && status == 0; i++) {
-        if (layout->parts[i].group != group)
+        if (layout->parts[i].group != job->group)
             continue;
         for (uint32_t head = 0; head < layout->parts[i].heads && status == 0; head++)
-            status = encode_head(&job, i, head, &cursor, &own);
+            status = encode_head(job, i, head, &cursor, &own);
     }
     own.sqnr_db_min = 10.0f * log10f(own.sqnr_db_min);
     kvt_fpmode_leave(saved);
@@ -301,46 +319,151 @@ int kvt_encode_block_by(const struct kvt_codec_kernels *kernels, const struct kv
     return status;
 }
 
-static void decode_head(const struct block_job *block, uint32_t part_index, uint32_t head,
+static void decode_head(struct block_job *block, uint32_t part_index, uint32_t head,
                         uint8_t **cursor)
 {
-    const struct kvt_part *part = &block->layout->parts[part_index];
-    struct tile_job job = {
-        .kernels = block->kernels,
-        .part = part,
-        .rows = rows_of(part, &block->pool->places[part_index], block->block, head),
-        .level = kvt_level_for_part(block->level, part),
-    };
+    struct tile_job job = head_job(block, part_index, head);
     if (job.level == KVT_LEVEL_RAW) {
-        *cursor += copy_raw(&job.rows, block->layout->block_tokens, *cursor, 0);
+        *cursor += copy_raw(&job.rows, block->tokens, *cursor, 0);
         return;
     }
-    uint32_t tile_bytes = kvt_tile_bytes(job.level, part);
-    for (; job.tile < block->layout->block_tokens / TOKENS; job.tile++) {
+    uint32_t tile_bytes = kvt_tile_bytes(job.level, job.part);
+    for (; job.tile < block->tokens / TOKENS; job.tile++) {
         decode_tile(&job, *cursor);
         *cursor += tile_bytes;
     }
+}
+
+static int decode_job(struct block_job *job, const void *payload, size_t payload_len)
+{
+    const struct kvt_layout *layout = job->layout;
+    size_t bytes = job_payload_bytes(job);
+    if (bytes == 0 || payload_len != bytes || job->block >= job->pool->block_count ||
+        job->pool->device != KVT_DEVICE_HOST)
+        return KVT_E_INVAL;
+    job->tokens = kvt_group_tokens(layout, job->group);
+    kvt_fpmode saved = kvt_fpmode_enter();
+    uint8_t *cursor = (uint8_t *)(uintptr_t)payload; /* only read from here on */
+    for (uint32_t i = 0; i < layout->part_count; i++) {
+        if (layout->parts[i].group != job->group)
+            continue;
+        for (uint32_t head = 0; head < layout->parts[i].heads; head++)
+            decode_head(job, i, head, &cursor);
+    }
+    kvt_fpmode_leave(saved);
+    return 0;
+}
+
+/* ---- fitting a map ---- */
+
+/* The lowest level from job->level on at which every tile of the head passes; 0: not finite. */
+static int fit_head(struct tile_job *job, uint32_t tokens)
+{
+    _Alignas(32) uint8_t scratch[KVT_HEAD_DIM_MAX / KVT_PIECE_DIM_MAX * KVT_PIECE_BYTES_MAX];
+    struct kvt_encode_report ignored = {.sqnr_db_min = INFINITY};
+    for (job->tile = 0; job->tile < tokens / TOKENS;) {
+        struct kvt_tile_energy energy;
+        if (job->level == KVT_LEVEL_RAW || kvt_guard_ratio(job->level) == 0.0f)
+            return job->level;
+        if (encode_tile(job, scratch, &energy) != 0)
+            return 0;
+        if (apply_guard(job, &energy, 0, 0, &ignored))
+            job->tile++;
+        else
+            job->level++;
+    }
+    return job->level;
+}
+
+long kvt_map_fit_by(const struct kvt_codec_kernels *kernels, const struct kvt_layout *layout,
+                    uint16_t group, uint8_t *map, const struct kvt_pool_desc *pool, uint32_t block)
+{
+    struct block_job job = {.layout = layout,
+                            .pool = pool,
+                            .kernels = kernels,
+                            .map = map,
+                            .block = block,
+                            .group = group,
+                            .tokens = kvt_group_tokens(layout, group)};
+    long raised = 0;
+    if (job_payload_bytes(&job) == 0 || block >= pool->block_count ||
+        pool->device != KVT_DEVICE_HOST)
+        return KVT_E_INVAL;
+    kvt_fpmode saved = kvt_fpmode_enter();
+    for (uint32_t i = 0; i < layout->part_count; i++) {
+        if (layout->parts[i].group != group)
+            continue;
+        for (uint32_t head = 0; head < layout->parts[i].heads; head++) {
+            uint32_t entry = job.entry;
+            struct tile_job tiles = head_job(&job, i, head);
+            int before = tiles.level;
+            int level = kvt_part_is_key(tiles.part) ? fit_head(&tiles, job.tokens) : before;
+            if (level > before) {
+                kvt_map_set(map, entry, level);
+                raised++;
+            }
+        }
+    }
+    kvt_fpmode_leave(saved);
+    return raised;
+}
+
+/* ---- entry points ---- */
+
+int kvt_encode_block_by(const struct kvt_codec_kernels *kernels, const struct kvt_layout *layout,
+                        uint16_t group, int level, const struct kvt_pool_desc *pool, uint32_t block,
+                        void *payload, size_t payload_len, int guard,
+                        struct kvt_encode_report *report)
+{
+    struct block_job job = {.layout = layout,
+                            .pool = pool,
+                            .kernels = kernels,
+                            .level = level,
+                            .block = block,
+                            .group = group,
+                            .guard = guard};
+    return encode_job(&job, payload, payload_len, report);
+}
+
+int kvt_encode_map_by(const struct kvt_codec_kernels *kernels, const struct kvt_layout *layout,
+                      uint16_t group, const uint8_t *map, const struct kvt_pool_desc *pool,
+                      uint32_t block, void *payload, size_t payload_len, int guard,
+                      struct kvt_encode_report *report)
+{
+    struct block_job job = {.layout = layout,
+                            .pool = pool,
+                            .kernels = kernels,
+                            .map = map,
+                            .block = block,
+                            .group = group,
+                            .guard = guard};
+    return encode_job(&job, payload, payload_len, report);
 }
 
 int kvt_decode_block_by(const struct kvt_codec_kernels *kernels, const struct kvt_layout *layout,
                         uint16_t group, int level, const void *payload, size_t payload_len,
                         const struct kvt_pool_desc *pool, uint32_t block)
 {
-    struct block_job job = {layout, pool, kernels, block, level, 0, 0};
-    size_t bytes = kvt_payload_bytes(layout, group, level);
-    if (bytes == 0 || payload_len != bytes || block >= pool->block_count ||
-        pool->device != KVT_DEVICE_HOST)
-        return KVT_E_INVAL;
-    kvt_fpmode saved = kvt_fpmode_enter();
-    uint8_t *cursor = (uint8_t *)(uintptr_t)payload; /* only read from here on */
-    for (uint32_t i = 0; i < layout->part_count; i++) {
-        if (layout->parts[i].group != group)
-            continue;
-        for (uint32_t head = 0; head < layout->parts[i].heads; head++)
-            decode_head(&job, i, head, &cursor);
-    }
-    kvt_fpmode_leave(saved);
-    return 0;
+    struct block_job job = {.layout = layout,
+                            .pool = pool,
+                            .kernels = kernels,
+                            .level = level,
+                            .block = block,
+                            .group = group};
+    return decode_job(&job, payload, payload_len);
+}
+
+int kvt_decode_map_by(const struct kvt_codec_kernels *kernels, const struct kvt_layout *layout,
+                      uint16_t group, const uint8_t *map, const void *payload, size_t payload_len,
+                      const struct kvt_pool_desc *pool, uint32_t block)
+{
+    struct block_job job = {.layout = layout,
+                            .pool = pool,
+                            .kernels = kernels,
+                            .map = map,
+                            .block = block,
+                            .group = group};
+    return decode_job(&job, payload, payload_len);
 }
 
 int kvt_encode_block(const struct kvt_layout *layout, uint16_t group, int level,
@@ -357,4 +480,26 @@ int kvt_decode_block(const struct kvt_layout *layout, uint16_t group, int level,
 {
     return kvt_decode_block_by(kvt_codec_kernels(), layout, group, level, payload, payload_len,
                                pool, block);
+}
+
+int kvt_encode_map(const struct kvt_layout *layout, uint16_t group, const uint8_t *map,
+                   const struct kvt_pool_desc *pool, uint32_t block, void *payload,
+                   size_t payload_len, int guard, struct kvt_encode_report *report)
+{
+    return kvt_encode_map_by(kvt_codec_kernels(), layout, group, map, pool, block, payload,
+                             payload_len, guard, report);
+}
+
+int kvt_decode_map(const struct kvt_layout *layout, uint16_t group, const uint8_t *map,
+                   const void *payload, size_t payload_len, const struct kvt_pool_desc *pool,
+                   uint32_t block)
+{
+    return kvt_decode_map_by(kvt_codec_kernels(), layout, group, map, payload, payload_len, pool,
+                             block);
+}
+
+long kvt_map_fit(const struct kvt_layout *layout, uint16_t group, uint8_t *map,
+                 const struct kvt_pool_desc *pool, uint32_t block)
+{
+    return kvt_map_fit_by(kvt_codec_kernels(), layout, group, map, pool, block);
 }

@@ -1,6 +1,7 @@
 /* Levels: names, which coder a level means, and how many bytes things take. Pure functions. */
 #include <string.h>
 
+#include "base/checked.h"
 #include "codec/piece.h"
 #include "kvtier/codec.h"
 
@@ -121,22 +122,62 @@ double kvt_level_bits(int level, uint32_t head_dim, int dtype, int key)
     return 8.0 * row_tile_bytes(level, dtype, key, head_dim) / ((double)KVT_TILE_TOKENS * head_dim);
 }
 
+uint32_t kvt_group_tokens(const struct kvt_layout *layout, uint16_t group)
+{
+    for (uint32_t i = 0; i < layout->group_count; i++)
+        if (layout->groups[i].group == group && layout->groups[i].block_tokens != 0)
+            return layout->groups[i].block_tokens;
+    return layout->block_tokens;
+}
+
+/* Of one head of a block. */
+static size_t head_bytes(int level, const struct kvt_part *part, uint32_t tokens)
+{
+    if (level == KVT_LEVEL_RAW)
+        return (size_t)tokens * part->head_dim * kvt_dtype_bytes(part->dtype);
+    return (size_t)(tokens / KVT_TILE_TOKENS) * kvt_tile_bytes(level, part);
+}
+
 size_t kvt_payload_bytes(const struct kvt_layout *layout, uint16_t group, int level)
 {
     size_t bytes = 0;
+    uint32_t tokens = kvt_group_tokens(layout, group);
     if (!is_level(level))
         return 0;
     for (uint32_t i = 0; i < layout->part_count; i++) {
         const struct kvt_part *part = &layout->parts[i];
-        if (part->group != group)
-            continue;
-        int part_level = kvt_level_for_part(level, part);
-        if (part_level == KVT_LEVEL_RAW)
-            bytes += (size_t)layout->block_tokens * part->heads * part->head_dim *
-                     kvt_dtype_bytes(part->dtype);
-        else
-            bytes += (size_t)(layout->block_tokens / KVT_TILE_TOKENS) * part->heads *
-                     kvt_tile_bytes(part_level, part);
+        if (part->group == group)
+            bytes += head_bytes(kvt_level_for_part(level, part), part, tokens) * part->heads;
     }
+    return bytes;
+}
+
+uint32_t kvt_map_entries(const struct kvt_layout *layout, uint16_t group)
+{
+    uint32_t entries = 0;
+    for (uint32_t i = 0; i < layout->part_count; i++)
+        if (layout->parts[i].group == group)
+            entries += layout->parts[i].heads;
+    return entries;
+}
+
+size_t kvt_map_payload_bytes(const struct kvt_layout *layout, uint16_t group, const uint8_t *map,
+                             int *floor)
+{
+    size_t bytes = 0;
+    uint32_t entry = 0, tokens = kvt_group_tokens(layout, group);
+    int lowest = KVT_LEVEL_RAW;
+    for (uint32_t i = 0; i < layout->part_count; i++) {
+        const struct kvt_part *part = &layout->parts[i];
+        for (uint32_t head = 0; part->group == group && head < part->heads; head++) {
+            int level = kvt_map_get(map, entry++);
+            if (kvt_level_for_part(level, part) != level)
+                return 0;
+            bytes += head_bytes(level, part, tokens);
+            lowest = KVT_MIN(lowest, level);
+        }
+    }
+    if (floor != NULL)
+        *floor = lowest;
     return bytes;
 }

@@ -19,6 +19,9 @@
 #define KVT_PIECE_DIM_MIN 16u
 #define KVT_OFFSETS_MAX 8u    /* channels with a stored mean, at most d/4 */
 #define KVT_OFFSETS_BYTES 32u /* of one piece */
+/* Of the largest piece, kv8 keys: codes, scales, offsets. */
+#define KVT_PIECE_BYTES_MAX \
+    (KVT_TILE_TOKENS * KVT_PIECE_DIM_MAX + KVT_TILE_TOKENS * 2u + KVT_OFFSETS_BYTES)
 
 /* How the numbers of a row are coded. */
 enum kvt_coder {

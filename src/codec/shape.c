@@ -43,6 +43,38 @@ static int group_sizes_check(const struct kvt_layout *layout)
     return 0;
 }
 
+/* Whether every part of the group is stored as it is; -1: the group has no part. */
+static int group_is_raw(const struct kvt_layout *layout, uint16_t group)
+{
+    int raw = -1;
+    for (uint32_t i = 0; i < layout->part_count; i++) {
+        if (layout->parts[i].group != group)
+            continue;
+        raw = raw != 0;
+        if (kvt_level_for_part(KVT_LEVEL_INT4, &layout->parts[i]) != KVT_LEVEL_RAW)
+            raw = 0;
+    }
+    return raw;
+}
+
+static int group_check(const struct kvt_layout *layout, uint32_t index)
+{
+    const struct kvt_group *group = &layout->groups[index];
+    int raw = group_is_raw(layout, group->group);
+    if (group->kind > KVT_GROUP_STATE || group->reserved != 0 || raw < 0)
+        return KVT_E_INVAL;
+    if ((group->kind == KVT_GROUP_WINDOW) != (group->window_tokens != 0))
+        return KVT_E_INVAL;
+    if (group->block_tokens % KVT_TILE_TOKENS != 0 && !raw)
+        return KVT_E_INVAL;
+    if (group->block_tokens > KVT_BLOCK_TOKENS_MAX)
+        return KVT_E_LIMIT;
+    for (uint32_t i = 0; i < index; i++)
+        if (layout->groups[i].group == group->group)
+            return KVT_E_INVAL;
+    return 0;
+}
+
 int kvt_layout_check(const struct kvt_layout *layout)
 {
     if (layout == NULL)
@@ -56,6 +88,15 @@ int kvt_layout_check(const struct kvt_layout *layout)
         return KVT_E_LIMIT;
     for (uint32_t i = 0; i < layout->part_count; i++) {
         int status = part_check(&layout->parts[i]);
+        if (status != 0)
+            return status;
+    }
+    if (layout->group_count > KVT_GROUPS_MAX)
+        return KVT_E_LIMIT;
+    if (layout->group_count != 0 && layout->groups == NULL)
+        return KVT_E_INVAL;
+    for (uint32_t i = 0; i < layout->group_count; i++) {
+        int status = group_check(layout, i);
         if (status != 0)
             return status;
     }
@@ -115,8 +156,8 @@ int kvt_pool_check(const struct kvt_layout *layout, const struct kvt_pool_desc *
     if (pool->place_count != layout->part_count)
         return KVT_E_LAYOUT;
     for (uint32_t i = 0; i < layout->part_count; i++) {
-        int status = place_check(&layout->parts[i], layout->block_tokens, pool->block_count,
-                                 &pool->places[i]);
+        uint32_t tokens = kvt_group_tokens(layout, layout->parts[i].group);
+        int status = place_check(&layout->parts[i], tokens, pool->block_count, &pool->places[i]);
         if (status != 0)
             return status;
     }

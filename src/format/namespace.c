@@ -52,6 +52,17 @@ static void digest_layout(struct kvt_digest *digest, const struct kvt_layout *la
         kvt_digest_u32(digest, part->heads);
         kvt_digest_u32(digest, part->head_dim);
     }
+    if (!layout->group_count) /* as it was before there were groups */
+        return;
+    kvt_digest_u32(digest, layout->group_count);
+    for (uint32_t i = 0; i < layout->group_count; i++) {
+        const struct kvt_group *group = &layout->groups[i];
+
+        kvt_digest_u32(digest, group->group);
+        kvt_digest_u32(digest, group->kind);
+        kvt_digest_u32(digest, group->block_tokens ? group->block_tokens : layout->block_tokens);
+        kvt_digest_u32(digest, group->window_tokens);
+    }
 }
 
 int kvt_namespace_id(const struct kvt_identity *identity, const struct kvt_layout *layout,
@@ -69,7 +80,8 @@ int kvt_namespace_id(const struct kvt_identity *identity, const struct kvt_layou
         identity->pp_rank >= identity->pp_size)
         return KVT_E_INVAL;
     if (!layout->block_tokens || layout->block_tokens > KVT_BLOCK_TOKENS_MAX ||
-        !layout->part_count || layout->part_count > KVT_PARTS_MAX || !layout->parts)
+        !layout->part_count || layout->part_count > KVT_PARTS_MAX || !layout->parts ||
+        layout->group_count > KVT_GROUPS_MAX || (layout->group_count && !layout->groups))
         return KVT_E_INVAL;
     kvt_digest_open(&digest);
     kvt_digest_start(&digest);
