@@ -45,7 +45,9 @@ struct kvt_l2_write {
     struct kvt_l2_write *next; /* the log's, while it owns the write */
 };
 
-/* One record (or several adjacent ones) to read. Owned by the caller until done(). */
+/* One record (or several adjacent ones) to read. Owned by the caller until done(). Reads that are
+ * queued between two runs and lie side by side on disk become one request; each has its own outcome
+ * all the same. */
 struct kvt_l2_read {
     struct kvt_l2_where where;
     uint32_t pages;
@@ -54,6 +56,7 @@ struct kvt_l2_read {
     void *user;
     int status;
     struct kvt_l2_read *next;
+    bool alone; /* the log's: not merged with others, because that has failed */
 };
 
 struct kvt_l2_params {
@@ -107,7 +110,7 @@ void kvt_l2_reserve_sequence(struct kvt_l2 *l2, uint64_t upto);
 int kvt_l2_append(struct kvt_l2 *l2, struct kvt_l2_write *list);
 bool kvt_l2_can_append(const struct kvt_l2 *l2);
 
-/* Queue a read. Never refuses. */
+/* Queue a read; the next run starts it. Never refuses. */
 void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read);
 
 /* Write a list of journal items, fdatasync, then done(ctx, status). One at a time: -EAGAIN. */

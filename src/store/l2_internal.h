@@ -39,6 +39,9 @@
 #define KVT_L2_SEGMENTS_MIN 4u            /* open, ready, and two that hold something */
 #define KVT_L2_SEGMENT_NUMBERS (1u << 17) /* 32 TiB of 256 MiB segments */
 #define KVT_L2_ERASES 8192u               /* ranges waiting to be erased */
+/* One merged read is at most this long: a drive is at full speed with it, and several of them are
+ * in flight beside each other; a longer one would only make its first block wait for its last. */
+#define KVT_L2_READ_BYTES_MAX (4u << 20)
 #define KVT_L2_GENERATION_STRIDE 64u
 #define KVT_L2_SEQUENCE_STRIDE (1u << 20)
 #define KVT_L2_PAUSE_NS_MIN 1000000000ll  /* after repeated write failures, doubling ... */
@@ -166,9 +169,18 @@ struct kvt_l2_flush {
     void *ctx;
 };
 
+/* FIFO of writes or reads, linked by next. */
+struct kvt_l2_write_list {
+    struct kvt_l2_write *head, *tail;
+};
+struct kvt_l2_read_list {
+    struct kvt_l2_read *head, *tail;
+};
+
 struct kvt_l2_read_op {
     struct kvt_l2_op op;
-    struct kvt_l2_read *read;
+    struct kvt_l2_read_list reads; /* in the order of their pages */
+    uint32_t count, pages;
     int slot;
     struct kvt_l2_read_op *next_free;
 };
@@ -215,14 +227,6 @@ struct kvt_l2_journal {
     int status;
     void (*done)(void *ctx, int status);
     void *ctx;
-};
-
-/* FIFO of writes or reads, linked by next. */
-struct kvt_l2_write_list {
-    struct kvt_l2_write *head, *tail;
-};
-struct kvt_l2_read_list {
-    struct kvt_l2_read *head, *tail;
 };
 
 struct kvt_l2 {

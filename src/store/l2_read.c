@@ -1,11 +1,11 @@
 /* Reading and erasing.
  *
- * Reads are queued in order and bounded in flight; a segment counts the reads accepted for it
- * (`busy`) and is not recycled while there are any. Adjacent reads arrive merged already when the
- * caller asks for several records at once; start_read() is the place to merge more.
- * Erase overwrites purged bytes: a hole, or zeros where holes cannot be punched. Best effort, a few
- * per run; queued ranges keep their segment from being recycled, so an erase never meets a later
- * life. Bytes are not verified here: only the reader knows what they should be. */
+ * Reads are queued, and bounded in flight; a segment counts the reads accepted for it (`busy`) and
+ * is not recycled while there are any. Queued reads that lie side by side go out as one request.
+ * When that fails or ends early, each of them is read again alone: a bad sector costs its own
+ * record only. Erase overwrites purged bytes: a hole, or zeros where holes cannot be punched. Best
+ * effort, a few per run; queued ranges keep their segment from being recycled, so an erase never
+ * meets a later life. Bytes are not verified here: only the reader knows what they should be. */
 #include <errno.h>
 #include <string.h>
 
@@ -62,11 +62,21 @@ static void read_over(struct kvt_l2 *l2, struct kvt_l2_read *read, int status)
     list_push(&l2->read_done, read);
 }
 
+/* Back into the queue, ahead of the others. */
+static void read_again(struct kvt_l2 *l2, struct kvt_l2_read *read)
+{
+    read->alone = true;
+    read->next = l2->read_queue.head;
+    l2->read_queue.head = read;
+    if (!read->next)
+        l2->read_queue.tail = read;
+}
+
 static void read_done(struct kvt_l2_op *op)
 {
     struct kvt_l2_read_op *read_op = (struct kvt_l2_read_op *)op;
     struct kvt_l2 *l2 = op->l2;
-    int64_t want = (int64_t)read_op->read->pages * KVT_PAGE_BYTES;
+    int64_t want = (int64_t)read_op->pages * KVT_PAGE_BYTES;
     int status = 0;
 
     if (op->req.result < 0)
@@ -75,10 +85,17 @@ static void read_done(struct kvt_l2_op *op)
         status = KVT_E_CORRUPT; /* the file ends before the record does */
     l2->stats.bytes_read += (uint64_t)KVT_MAX(op->req.result, 0);
     l2->reads_in_flight--;
-    l2->segments[read_op->read->where.segment].busy--;
     kvt_l2_file_put(l2, read_op->slot);
-    read_over(l2, read_op->read, status);
-    read_op->read = NULL;
+    while (read_op->reads.head) {
+        struct kvt_l2_read *read = list_pop(&read_op->reads);
+
+        if (status && read_op->count > 1) {
+            read_again(l2, read);
+            continue;
+        }
+        l2->segments[read->where.segment].busy--;
+        read_over(l2, read, status);
+    }
     read_op->next_free = l2->read_free;
     l2->read_free = read_op;
 }
@@ -92,6 +109,47 @@ static bool slot_free(const struct kvt_l2 *l2, uint32_t segment)
     for (int i = 0; i < (int)KVT_L2_FILES; i++)
         idle += !l2->files[i].refs;
     return idle > SLOTS_FOR_WRITES;
+}
+
+/* Take the queued read that begins where `read_op` ends out of the queue, or NULL. */
+static struct kvt_l2_read *take_adjacent(struct kvt_l2 *l2, const struct kvt_l2_read_op *read_op)
+{
+    const struct kvt_l2_read *first = read_op->reads.head;
+    uint32_t end = first->where.page + read_op->pages;
+    struct kvt_l2_read *before = NULL;
+
+    if (first->alone)
+        return NULL;
+    for (struct kvt_l2_read *read = l2->read_queue.head; read; before = read, read = read->next) {
+        if (read->where.segment != first->where.segment || read->where.page != end || read->alone)
+            continue;
+        if ((read_op->pages + read->pages) * (uint64_t)KVT_PAGE_BYTES > KVT_L2_READ_BYTES_MAX)
+            return NULL;
+        if (before)
+            before->next = read->next;
+        else
+            l2->read_queue.head = read->next;
+        if (!read->next)
+            l2->read_queue.tail = before;
+        return read;
+    }
+    return NULL;
+}
+
+/* Append a read to the request; memory that lies side by side as well is one piece. */
+static void add_read(struct kvt_l2_read_op *read_op, struct kvt_l2_read *read)
+{
+    struct kvt_io_req *req = &read_op->op.req;
+    struct iovec *last = req->iov_count ? &req->iov[req->iov_count - 1] : NULL;
+    size_t bytes = (size_t)read->pages * KVT_PAGE_BYTES;
+
+    if (last && (uint8_t *)last->iov_base + last->iov_len == (uint8_t *)read->dst)
+        last->iov_len += bytes;
+    else
+        req->iov[req->iov_count++] = (struct iovec){read->dst, bytes};
+    list_push(&read_op->reads, read);
+    read_op->count++;
+    read_op->pages += read->pages;
 }
 
 static bool start_read(struct kvt_l2 *l2)
@@ -113,7 +171,8 @@ static bool start_read(struct kvt_l2 *l2)
         return true;
     }
     l2->read_free = read_op->next_free;
-    read_op->read = read;
+    read_op->reads = (struct kvt_l2_read_list){NULL, NULL};
+    read_op->count = read_op->pages = 0;
     read_op->slot = slot;
     read_op->op.finish = read_done;
     req = &read_op->op.req;
@@ -121,8 +180,10 @@ static bool start_read(struct kvt_l2 *l2)
     req->kind = KVT_IO_READ;
     req->file = l2->files[slot].file;
     req->offset = read->where.page * (uint64_t)KVT_PAGE_BYTES;
-    req->iov_count = 1;
-    req->iov[0] = (struct iovec){read->dst, (size_t)read->pages * KVT_PAGE_BYTES};
+    while (read) {
+        add_read(read_op, read);
+        read = req->iov_count < KVT_IO_IOV_MAX ? take_adjacent(l2, read_op) : NULL;
+    }
     l2->reads_in_flight++;
     kvt_l2_submit(l2, &read_op->op);
     return true;
@@ -157,8 +218,8 @@ void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read)
         return;
     }
     l2->segments[read->where.segment].busy++;
+    read->alone = false;
     list_push(&l2->read_queue, read);
-    kvt_l2_read_pump(l2);
 }
 
 static void erase_next(struct kvt_l2 *l2)
