@@ -235,12 +235,12 @@ static void measure(struct bench *b, int level, int evict, enum kvt_gpu_path pat
                     uint32_t move_ctas)
 {
     static const char *const paths[] = {"", "copy", "sm", "direct"};
-    struct kvt_gpu_plan_opts opts = {.ctas = ctas,
-                                     .move_ctas = move_ctas,
-                                     .wave = b->wave,
-                                     .depth = b->depth,
-                                     .records_max = b->blocks,
-                                     .jobs_max = 1};
+    struct kvt_gpu_stage_opts opts = {.ctas = ctas,
+                                      .move_ctas = move_ctas,
+                                      .wave = b->wave,
+                                      .depth = b->depth,
+                                      .records_max = b->blocks,
+                                      .jobs_max = 1};
     struct kvt_gpu_plan *plan;
     double times[REPS_MAX];
     int rc = kvt_gpu_plan_new(b->gpu, &b->layout, 0, level, &b->pool, &opts, &plan);
@@ -332,7 +332,7 @@ int main(int argc, char **argv)
             b->blocks = (uint32_t)atoi(value), i++;
         else if (strcmp(argv[i], "--reps") == 0)
             b->reps = (uint32_t)atoi(value), i++;
-        else if (strcmp(argv[i], "--wave") == 0) /* see struct kvt_gpu_plan_opts */
+        else if (strcmp(argv[i], "--wave") == 0) /* see struct kvt_gpu_stage_opts */
             b->wave = (uint32_t)atoi(value), i++;
         else if (strcmp(argv[i], "--depth") == 0)
             b->depth = (uint32_t)atoi(value), i++;

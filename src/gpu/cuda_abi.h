@@ -25,12 +25,17 @@ enum { /* the results that we tell apart */
        KVT_CU_OK = 0,
        KVT_CU_INVALID_VALUE = 1,
        KVT_CU_OUT_OF_MEMORY = 2,
+       KVT_CU_DEINITIALIZED = 4, /* the process is ending */
        KVT_CU_NO_DEVICE = 100,
        KVT_CU_INVALID_DEVICE = 101,
+       KVT_CU_INVALID_CONTEXT = 201, /* somebody reset the primary context */
+       KVT_CU_ECC_UNCORRECTABLE = 214,
+       KVT_CU_NVLINK_UNCORRECTABLE = 220,
        KVT_CU_NOT_FOUND = 500,
        KVT_CU_NOT_READY = 600,
        KVT_CU_FIRST_STICKY = 700, /* from here to 720: the context is broken for good */
        KVT_CU_LAST_STICKY = 720,
+       KVT_CU_UNKNOWN = 999,
 };
 
 enum {

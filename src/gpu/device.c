@@ -20,9 +20,18 @@ int kvt_gpu_kernels_built(void)
     return kvt_gpu_images_built;
 }
 
+/* Nothing on this context will ever work again. */
+static int is_sticky(kvt_cu_result result)
+{
+    return (result >= KVT_CU_FIRST_STICKY && result <= KVT_CU_LAST_STICKY) ||
+           result == KVT_CU_DEINITIALIZED || result == KVT_CU_INVALID_CONTEXT ||
+           result == KVT_CU_ECC_UNCORRECTABLE || result == KVT_CU_NVLINK_UNCORRECTABLE ||
+           result == KVT_CU_UNKNOWN;
+}
+
 int kvt_gpu_check(struct kvt_gpu *gpu, kvt_cu_result result)
 {
-    if (result >= KVT_CU_FIRST_STICKY && result <= KVT_CU_LAST_STICKY) {
+    if (is_sticky(result)) {
         int fine = 0;
         atomic_compare_exchange_strong_explicit(&gpu->offline, &fine, result, memory_order_relaxed,
                                                 memory_order_relaxed);
@@ -173,6 +182,7 @@ int kvt_gpu_open(const struct kvt_gpu_opts *opts, struct kvt_gpu **out, char *re
     if (gpu == NULL)
         return -ENOMEM;
     pthread_mutex_init(&gpu->lock, NULL);
+    pthread_mutex_init(&gpu->pinning, NULL);
     int status = kvt_cuda_load(&gpu->cuda, opts->library, reason, reason_len);
     if (status == 0)
         status = choose_device(gpu, opts->device, reason, reason_len);
@@ -203,26 +213,45 @@ void kvt_gpu_close(struct kvt_gpu *gpu)
     }
     kvt_cuda_unload(&gpu->cuda);
     pthread_mutex_destroy(&gpu->lock);
+    pthread_mutex_destroy(&gpu->pinning);
     free(gpu);
 }
 
 /* ---- pinned memory ---- */
 
+/* The first region that starts behind `memory`. */
+static size_t region_after(const struct kvt_gpu *gpu, const char *memory)
+{
+    size_t low = 0, high = gpu->region_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (gpu->regions[middle].host > memory)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return low;
+}
+
 static int register_region(struct kvt_gpu *gpu, void *memory, size_t bytes)
 {
-    struct kvt_gpu_region *region = &gpu->regions[gpu->region_count];
+    kvt_cu_ptr device = 0;
     kvt_cu_result result =
         gpu->cuda.host_register(memory, bytes, KVT_CU_HOST_PORTABLE | KVT_CU_HOST_DEVICE_MAP);
     if (result != KVT_CU_OK)
         return kvt_gpu_check(gpu, result);
-    result = gpu->cuda.host_device_ptr(&region->device, memory, 0);
+    result = gpu->cuda.host_device_ptr(&device, memory, 0);
     if (result != KVT_CU_OK) {
         (void)gpu->cuda.host_unregister(memory);
         return kvt_gpu_check(gpu, result);
     }
-    region->host = memory;
-    region->bytes = bytes;
+    pthread_mutex_lock(&gpu->lock);
+    size_t at = region_after(gpu, memory);
+    memmove(&gpu->regions[at + 1], &gpu->regions[at],
+            (gpu->region_count - at) * sizeof(gpu->regions[0]));
+    gpu->regions[at] = (struct kvt_gpu_region){memory, bytes, device};
     gpu->region_count++;
+    pthread_mutex_unlock(&gpu->lock);
     return 0;
 }
 
@@ -233,41 +262,94 @@ int kvt_gpu_pin(struct kvt_gpu *gpu, void *memory, size_t bytes)
     int status = kvt_gpu_enter(gpu);
     if (status != 0)
         return status;
-    pthread_mutex_lock(&gpu->lock);
+    /* Registering takes long: not under the lock of those who look up. pinning keeps others out. */
+    pthread_mutex_lock(&gpu->pinning);
     status = gpu->region_count == KVT_GPU_REGIONS_MAX ? KVT_E_LIMIT
                                                       : register_region(gpu, memory, bytes);
-    pthread_mutex_unlock(&gpu->lock);
+    pthread_mutex_unlock(&gpu->pinning);
     kvt_gpu_leave(gpu);
     return status;
 }
 
 void kvt_gpu_unpin(struct kvt_gpu *gpu, void *memory)
 {
+    int found = 0;
+    pthread_mutex_lock(&gpu->pinning);
     pthread_mutex_lock(&gpu->lock);
-    for (size_t i = 0; i < gpu->region_count; i++) {
-        if (gpu->regions[i].host != memory)
-            continue;
-        if (kvt_gpu_enter_to_release(gpu) == 0) {
-            (void)kvt_gpu_check(gpu, gpu->cuda.host_unregister(memory));
-            kvt_gpu_leave(gpu);
-        }
-        gpu->regions[i] = gpu->regions[--gpu->region_count];
-        break;
+    size_t at = region_after(gpu, memory);
+    if (at > 0 && gpu->regions[at - 1].host == memory) {
+        found = 1;
+        gpu->region_count--;
+        memmove(&gpu->regions[at - 1], &gpu->regions[at],
+                (gpu->region_count - (at - 1)) * sizeof(gpu->regions[0]));
     }
     pthread_mutex_unlock(&gpu->lock);
+    if (found && kvt_gpu_enter_to_release(gpu) == 0) {
+        (void)kvt_gpu_check(gpu, gpu->cuda.host_unregister(memory));
+        kvt_gpu_leave(gpu);
+    }
+    pthread_mutex_unlock(&gpu->pinning);
 }
 
+void kvt_gpu_pin_grid(struct kvt_gpu *gpu, const void *base, size_t piece_bytes)
+{
+    gpu->grid_base = base;
+    gpu->grid_bytes = piece_bytes;
+}
+
+/* A range may span regions that lie side by side in both address spaces. */
 kvt_cu_ptr kvt_gpu_pinned(struct kvt_gpu *gpu, const void *memory, size_t bytes)
 {
     kvt_cu_ptr device = 0;
     const char *at = memory;
     pthread_mutex_lock(&gpu->lock);
-    for (size_t i = 0; i < gpu->region_count && device == 0; i++) {
-        const struct kvt_gpu_region *region = &gpu->regions[i];
-        if (at >= region->host && bytes <= region->bytes &&
-            (size_t)(at - region->host) <= region->bytes - bytes)
-            device = region->device + (kvt_cu_ptr)(at - region->host);
+    size_t next = region_after(gpu, at);
+    if (next > 0) {
+        const struct kvt_gpu_region *region = &gpu->regions[next - 1];
+        size_t offset = (size_t)(at - region->host), have = 0;
+        if (offset < region->bytes) {
+            device = region->device + offset;
+            have = region->bytes - offset;
+        }
+        while (device != 0 && have < bytes) {
+            region = &gpu->regions[next];
+            if (next == gpu->region_count || region->host != at + have ||
+                region->device != device + have)
+                device = 0;
+            have += region->bytes;
+            next++;
+        }
     }
     pthread_mutex_unlock(&gpu->lock);
     return device;
+}
+
+/* ---- events ---- */
+
+int kvt_gpu_event_new(struct kvt_gpu *gpu, void **event)
+{
+    int status = kvt_gpu_enter(gpu);
+    if (status != 0)
+        return status;
+    status = kvt_gpu_check(gpu, gpu->cuda.event_create(event, KVT_CU_EVENT_DISABLE_TIMING));
+    kvt_gpu_leave(gpu);
+    return status;
+}
+
+void kvt_gpu_event_free(struct kvt_gpu *gpu, void *event)
+{
+    if (event == NULL || kvt_gpu_enter_to_release(gpu) != 0)
+        return;
+    (void)gpu->cuda.event_destroy(event);
+    kvt_gpu_leave(gpu);
+}
+
+int kvt_gpu_event_record(struct kvt_gpu *gpu, void *event, void *stream)
+{
+    int status = kvt_gpu_enter(gpu);
+    if (status != 0)
+        return status;
+    status = kvt_gpu_check(gpu, gpu->cuda.event_record(event, stream));
+    kvt_gpu_leave(gpu);
+    return status == 0 ? 0 : KVT_E_DEVICE;
 }

@@ -1,15 +1,17 @@
 /* Blocks between pinned host records and a paged pool in GPU memory, coded and decoded by the GPU.
  *
- *   kvt_gpu       one device: driver, shared primary context, kernels, pinned host memory
- *   kvt_gpu_plan  one (layout, group, level, pool): tables and staging, all allocated at creation
- *   kvt_gpu_job   one batch of blocks in flight: asynchronous, ends with an event
+ *   kvt_gpu        one device: driver, shared primary context, kernels, pinned host memory
+ *   kvt_gpu_stage  streams, staging memory and jobs, all allocated at creation
+ *   kvt_gpu_plan   one (layout, group, level, pool): tables; plans share a stage, or have their own
+ *   kvt_gpu_job    one batch of blocks in flight: asynchronous, ends with an event
  *
  * Records are whole records of format/record.h: header, payload, padding. The bytes are those of
  * the scalar codec, the checksum that of kvt_record_checksum(). The engine's context stays current
  * as it was; nothing here synchronises the device.
- * Threads: kvt_gpu from any thread; a plan and its jobs by one thread at a time.
- * Errors:  kvtier/error.h. KVT_E_DEVICE puts the device offline for good (kvt_gpu_offline()): every
- *          later call returns it, running jobs report it; the process and the store live on.
+ * Threads: kvt_gpu from any thread, plans are made and freed by any; a stage, and jobs of its
+ * plans, by one thread at a time. Errors:  kvtier/error.h. KVT_E_DEVICE puts the device offline for
+ * good (kvt_gpu_offline()): every later call returns it, running jobs report it; the process and
+ * the store live on.
  */
 #ifndef KVT_GPU_GPU_H
 #define KVT_GPU_GPU_H
@@ -23,6 +25,7 @@
 #define KVT_GPU_RESULT __attribute__((warn_unused_result))
 
 struct kvt_gpu;
+struct kvt_gpu_stage;
 struct kvt_gpu_plan;
 struct kvt_gpu_job;
 
@@ -57,29 +60,54 @@ int kvt_gpu_offline(const struct kvt_gpu *gpu);
 const char *kvt_gpu_offline_reason(const struct kvt_gpu *gpu);
 
 /* Pin host memory for direct access by the device. Page-aligned; a region is pinned as a whole and
- * must be unpinned before it is freed. At most 256 regions. Blocks (about 0.1 s a GiB).
+ * must be unpinned before it is freed. At most 4,096 regions. Blocks (about 0.4 s a GiB).
  * 0; KVT_E_INVAL; KVT_E_LIMIT; -ENOMEM; KVT_E_DEVICE. */
 KVT_GPU_RESULT int kvt_gpu_pin(struct kvt_gpu *gpu, void *memory, size_t bytes);
 void kvt_gpu_unpin(struct kvt_gpu *gpu, void *memory);
+/* Say that memory from base on will be pinned in pieces of so many bytes (the last may be shorter)
+ * while jobs run on it: no copy then crosses a seam, since the driver refuses one that is pinned in
+ * part. Once, before the first job. */
+void kvt_gpu_pin_grid(struct kvt_gpu *gpu, const void *base, size_t piece_bytes);
+
+/* Events of our own for other people's streams: record one where an engine's work stands, and let a
+ * stage wait for it. 0; -ENOMEM; KVT_E_DEVICE. */
+KVT_GPU_RESULT int kvt_gpu_event_new(struct kvt_gpu *gpu, void **event);
+void kvt_gpu_event_free(struct kvt_gpu *gpu, void *event); /* NULL is allowed */
+KVT_GPU_RESULT int kvt_gpu_event_record(struct kvt_gpu *gpu, void *event, void *stream);
+
+/* ---- stage ---- */
+
+struct kvt_gpu_stage_opts {
+    uint32_t ctas;         /* most CTAs at work at a time; 0: 16 */
+    uint32_t move_ctas;    /* of these, for moves over the link by the SMs; 0: a quarter */
+    uint32_t wave;         /* most records of one launch, at most 64; 0: as the bytes allow */
+    uint32_t depth;        /* waves of staging memory; 0: 3 */
+    uint32_t records_max;  /* of one job; 0: 1,024 */
+    uint32_t jobs_max;     /* in flight; 0: 2 */
+    uint32_t wave_bytes;   /* staging of one wave; 0: 11 MiB; at least record_bytes */
+    uint32_t record_bytes; /* the largest record that its plans will have */
+};
+
+/* 0; KVT_E_INVAL; KVT_E_LIMIT; -ENOMEM (also of the device); KVT_E_DEVICE. Blocks. */
+KVT_GPU_RESULT int kvt_gpu_stage_new(struct kvt_gpu *gpu, const struct kvt_gpu_stage_opts *opts,
+                                     struct kvt_gpu_stage **out);
+void kvt_gpu_stage_free(struct kvt_gpu_stage *stage); /* plans must be gone; NULL is allowed */
+/* Work queued from now on waits for an event (of anybody, of this device). 0; KVT_E_DEVICE. */
+KVT_GPU_RESULT int kvt_gpu_stage_await(struct kvt_gpu_stage *stage, void *event);
 
 /* ---- plan ---- */
 
-struct kvt_gpu_plan_opts {
-    uint32_t ctas;        /* most CTAs at work at a time; 0: 16 */
-    uint32_t move_ctas;   /* of these, for moves over the link by the SMs; 0: a quarter */
-    uint32_t wave;        /* records of one launch, at most 64; 0: chosen by record size */
-    uint32_t depth;       /* waves of staging memory; 0: 3 */
-    uint32_t records_max; /* of one job; 0: 1,024 */
-    uint32_t jobs_max;    /* in flight; 0: 2 */
-};
-
 /* Prepare a pool for one group and level. pool: device addresses; layout and pool are copied.
- * opts: NULL for defaults.
  * 0; KVT_E_VERSION, KVT_E_INVAL, KVT_E_LAYOUT, KVT_E_LIMIT from the checks of layout and pool;
- * KVT_E_INVAL pool memory is not of this device; -ENOMEM; KVT_E_DEVICE. Blocks. */
+ * KVT_E_INVAL pool memory is not of this device; KVT_E_LIMIT the record does not fit the stage;
+ * -ENOMEM; KVT_E_DEVICE. Blocks. */
+KVT_GPU_RESULT int kvt_gpu_plan_on(struct kvt_gpu_stage *stage, const struct kvt_layout *layout,
+                                   uint16_t group, int level, const struct kvt_pool_desc *pool,
+                                   struct kvt_gpu_plan **out);
+/* The same with a stage of its own. opts: NULL for defaults; record_bytes is filled in. */
 KVT_GPU_RESULT int kvt_gpu_plan_new(struct kvt_gpu *gpu, const struct kvt_layout *layout,
                                     uint16_t group, int level, const struct kvt_pool_desc *pool,
-                                    const struct kvt_gpu_plan_opts *opts,
+                                    const struct kvt_gpu_stage_opts *opts,
                                     struct kvt_gpu_plan **out);
 void kvt_gpu_plan_free(struct kvt_gpu_plan *plan); /* waits for its jobs; NULL is allowed */
 

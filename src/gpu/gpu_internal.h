@@ -32,7 +32,7 @@ enum kvt_gpu_kernel { /* order of kvt_gpu_images */
 
 /* ---- device ---- */
 
-#define KVT_GPU_REGIONS_MAX 256u
+#define KVT_GPU_REGIONS_MAX 4096u
 
 struct kvt_gpu_region { /* pinned host memory */
     char *host;
@@ -49,8 +49,11 @@ struct kvt_gpu {
     int least_priority;
     kvt_cu_module modules[KVT_GPU_KERNELS];
     kvt_cu_function kernels[KVT_GPU_KERNELS];
-    atomic_int offline;   /* the first sticky kvt_cu_result; 0: fine. relaxed: a flag, no data */
-    pthread_mutex_t lock; /* of the regions */
+    atomic_int offline;    /* the first sticky kvt_cu_result; 0: fine. relaxed: a flag, no data */
+    const char *grid_base; /* pinned in pieces from here on; NULL: no such memory */
+    size_t grid_bytes;
+    pthread_mutex_t pinning; /* held by whoever changes regions; taken before lock */
+    pthread_mutex_t lock;    /* of the regions, which are in order of their addresses */
     struct kvt_gpu_region regions[KVT_GPU_REGIONS_MAX];
     size_t region_count;
 };
@@ -69,28 +72,20 @@ int kvt_gpu_check(struct kvt_gpu *gpu, kvt_cu_result result);
 /* Device address of pinned host memory; 0 when it is not (wholly) pinned. */
 kvt_cu_ptr kvt_gpu_pinned(struct kvt_gpu *gpu, const void *memory, size_t bytes);
 
-/* ---- plan ---- */
-
-#define KVT_GPU_CLASSES 4 /* decode handles 0 to 2 at once; encode and raw one class a launch */
-enum kvt_gpu_class { KVT_GPU_CLASS_C4, KVT_GPU_CLASS_C5, KVT_GPU_CLASS_UNIFORM, KVT_GPU_CLASS_RAW };
+/* ---- stage ---- */
 
 #define KVT_GPU_DEPTH_MAX 8u
 #define KVT_GPU_JOBS_MAX 16u
 
-struct kvt_gpu_span { /* consecutive parts of the table */
-    uint32_t first_part, part_count;
-    uint32_t first_unit, unit_count;
-    uint32_t units_per_part; /* 0: they differ */
-};
-
-struct kvt_gpu_wave {   /* one stage of the staging ring */
-    kvt_cu_ptr staging; /* wave records */
+struct kvt_gpu_wave {   /* one wave of the staging ring */
+    kvt_cu_ptr staging; /* its records */
     kvt_cu_ptr status, counters, page_hashes;
     kvt_cu_event ready, checked, empty; /* first step, page kernel, last step done */
 };
 
 struct kvt_gpu_job {
-    struct kvt_gpu_plan *plan;
+    struct kvt_gpu_stage *stage;
+    struct kvt_gpu_plan *plan; /* while busy */
     int busy;
     int evict;
     enum kvt_gpu_path path;
@@ -105,13 +100,10 @@ struct kvt_gpu_job {
     struct kvt_gpu_item *items;
 };
 
-struct kvt_gpu_plan {
+struct kvt_gpu_stage {
     struct kvt_gpu *gpu;
-    struct kvt_gpu_plan_opts opts; /* defaults filled in */
-    uint32_t block_count;
-    uint32_t payload_bytes, record_bytes, pages;
-    kvt_cu_ptr parts; /* struct kvt_gpu_part[] */
-    struct kvt_gpu_span classes[KVT_GPU_CLASSES], coded;
+    struct kvt_gpu_stage_opts opts;         /* defaults filled in */
+    uint32_t pages;                         /* of a wave */
     kvt_cu_stream move_stream, code_stream; /* over the link; kernels that code */
     kvt_cu_stream check_stream;             /* the page kernel, where it has CTAs of its own */
     uint32_t check_ctas;                    /* 0: it runs on the code stream, with all */
@@ -124,8 +116,30 @@ struct kvt_gpu_plan {
     struct kvt_gpu_job jobs[KVT_GPU_JOBS_MAX];
 };
 
-/* Wait until nothing of the plan runs any more. Our context is current. */
-void kvt_gpu_plan_sync(struct kvt_gpu_plan *plan);
+/* Wait until nothing of the stage runs any more. Our context is current. */
+void kvt_gpu_stage_sync(struct kvt_gpu_stage *stage);
+
+/* ---- plan ---- */
+
+#define KVT_GPU_CLASSES 4 /* decode handles 0 to 2 at once; encode and raw one class a launch */
+enum kvt_gpu_class { KVT_GPU_CLASS_C4, KVT_GPU_CLASS_C5, KVT_GPU_CLASS_UNIFORM, KVT_GPU_CLASS_RAW };
+
+struct kvt_gpu_span { /* consecutive parts of the table */
+    uint32_t first_part, part_count;
+    uint32_t first_unit, unit_count;
+    uint32_t units_per_part; /* 0: they differ */
+};
+
+struct kvt_gpu_plan {
+    struct kvt_gpu *gpu;
+    struct kvt_gpu_stage *stage;
+    int own_stage;
+    uint32_t block_count;
+    uint32_t payload_bytes, record_bytes, pages;
+    uint32_t wave;    /* records of one launch */
+    kvt_cu_ptr parts; /* struct kvt_gpu_part[] */
+    struct kvt_gpu_span classes[KVT_GPU_CLASSES], coded;
+};
 
 /* Table of parts for a group (plan_table.c). parts: room for layout->part_count. Fills classes and
  * coded. Returns the number of parts. Pure. */

@@ -55,6 +55,7 @@ static int run_coding(const struct batch *batch, enum kvt_gpu_kernel kernel,
                       const struct kvt_gpu_span *span, int guard)
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
+    struct kvt_gpu_stage *stage = plan->stage;
     int direct = batch->job->path == KVT_GPU_PATH_DIRECT;
     if (span->part_count == 0)
         return 0;
@@ -73,13 +74,13 @@ static int run_coding(const struct batch *batch, enum kvt_gpu_kernel kernel,
             (direct ? batch->slots[i] : staging_of(batch, i)) + KVT_GPU_HEADER_BYTES;
         coding.block[i] = batch->job->items[batch->first + i].block;
     }
-    uint32_t ctas = plan->opts.ctas; /* less those of the page kernel beside us */
+    uint32_t ctas = stage->opts.ctas; /* less those of the page kernel beside us */
     if (batch->job->path == KVT_GPU_PATH_SM)
-        ctas = KVT_MAX(ctas - plan->opts.move_ctas, 1u);
+        ctas = KVT_MAX(ctas - stage->opts.move_ctas, 1u);
     else if (batch->job->path == KVT_GPU_PATH_COPY)
-        ctas -= plan->check_ctas;
+        ctas -= stage->check_ctas;
     return launch(plan->gpu, kernel, ctas, (uint64_t)span->unit_count * batch->count, &coding,
-                  plan->code_stream);
+                  stage->code_stream);
 }
 
 /* Page kernel: move when from and to differ, complete the record when make is set. */
@@ -109,61 +110,96 @@ static int run_paging(const struct batch *batch, int make, int from_slots, int t
 
 /* ---- copies of a wave ---- */
 
-/* Records that are neighbours in host memory (and so in staging) go as one piece. */
+/* Records that are neighbours in host memory (and so in staging) go as one piece; a piece never
+ * crosses a seam of memory that is pinned in pieces. */
+#define PIECES_MAX 128u
+
 struct pieces {
     size_t count;
-    kvt_cu_ptr staging[KVT_GPU_RECORDS_MAX], host[KVT_GPU_RECORDS_MAX];
-    size_t bytes[KVT_GPU_RECORDS_MAX];
-    int pinned;
+    kvt_cu_ptr staging[PIECES_MAX], host[PIECES_MAX];
+    size_t bytes[PIECES_MAX];
+    int pinned; /* all records of the wave */
 };
 
-static void find_pieces(const struct batch *batch, struct pieces *pieces)
+/* Bytes from `host` to the next seam. */
+static size_t to_seam(const struct kvt_gpu *gpu, kvt_cu_ptr host)
 {
-    const struct kvt_gpu_item *items = batch->job->items + batch->first;
-    size_t record_bytes = batch->job->plan->record_bytes;
-    pieces->count = 0;
-    pieces->pinned = 1;
-    for (uint32_t i = 0; i < batch->count; i++) {
-        kvt_cu_ptr host = (uintptr_t)items[i].record;
-        size_t last = pieces->count - 1; /* not used when there is none */
-        pieces->pinned &= batch->slots[i] != 0;
-        if (pieces->count > 0 && host == pieces->host[last] + pieces->bytes[last]) {
-            pieces->bytes[last] += record_bytes;
-            continue;
-        }
-        pieces->host[pieces->count] = host;
-        pieces->staging[pieces->count] = staging_of(batch, i);
-        pieces->bytes[pieces->count++] = record_bytes;
-    }
+    kvt_cu_ptr base = (uintptr_t)gpu->grid_base;
+    if (base == 0 || host < base)
+        return SIZE_MAX;
+    return gpu->grid_bytes - (host - base) % gpu->grid_bytes;
 }
 
 /* One call for all pieces where the driver can: between separate copies the engine idles for some
  * 3 us, as long as half a record takes. */
-static int run_copies(const struct batch *batch)
+static int send_pieces(const struct batch *batch, struct pieces *pieces)
 {
-    struct kvt_gpu_plan *plan = batch->job->plan;
-    const struct kvt_cuda *cuda = &plan->gpu->cuda;
+    struct kvt_gpu_stage *stage = batch->job->stage;
+    const struct kvt_cuda *cuda = &stage->gpu->cuda;
     int evict = batch->job->evict, status = 0;
-    struct pieces pieces;
-    find_pieces(batch, &pieces);
-    if (cuda->copy_batch != NULL && pieces.pinned && pieces.count > 1) {
+    size_t count = pieces->count;
+    pieces->count = 0;
+    if (cuda->copy_batch != NULL && pieces->pinned && count > 1) {
         struct kvt_cu_copy_attributes attributes = {.source_order = 1, .flags = 1};
         size_t start = 0, failed = 0;
-        return kvt_gpu_check(plan->gpu, cuda->copy_batch(evict ? pieces.host : pieces.staging,
-                                                         evict ? pieces.staging : pieces.host,
-                                                         pieces.bytes, pieces.count, &attributes,
-                                                         &start, 1, &failed, plan->move_stream));
+        return kvt_gpu_check(stage->gpu, cuda->copy_batch(evict ? pieces->host : pieces->staging,
+                                                          evict ? pieces->staging : pieces->host,
+                                                          pieces->bytes, count, &attributes, &start,
+                                                          1, &failed, stage->move_stream));
     }
-    for (size_t i = 0; i < pieces.count && status == 0; i++) {
-        void *host = (void *)(uintptr_t)pieces.host[i];
-        kvt_cu_result result = evict
-                                   ? cuda->copy_to_host_async(host, pieces.staging[i],
-                                                              pieces.bytes[i], plan->move_stream)
-                                   : cuda->copy_to_device_async(pieces.staging[i], host,
-                                                                pieces.bytes[i], plan->move_stream);
-        status = kvt_gpu_check(plan->gpu, result);
+    for (size_t i = 0; i < count && status == 0; i++) {
+        void *host = (void *)(uintptr_t)pieces->host[i];
+        kvt_cu_result result =
+            evict ? cuda->copy_to_host_async(host, pieces->staging[i], pieces->bytes[i],
+                                             stage->move_stream)
+                  : cuda->copy_to_device_async(pieces->staging[i], host, pieces->bytes[i],
+                                               stage->move_stream);
+        status = kvt_gpu_check(stage->gpu, result);
     }
     return status;
+}
+
+/* Add [host, host + bytes), which does not cross a seam. */
+static int add_piece(const struct batch *batch, struct pieces *pieces, kvt_cu_ptr host,
+                     kvt_cu_ptr staging, size_t bytes)
+{
+    size_t last = pieces->count - 1; /* not used when there is none */
+    int status = 0;
+    if (pieces->count > 0 && host == pieces->host[last] + pieces->bytes[last] &&
+        to_seam(batch->job->stage->gpu, pieces->host[last]) > pieces->bytes[last]) {
+        pieces->bytes[last] += bytes;
+        return 0;
+    }
+    if (pieces->count == PIECES_MAX)
+        status = send_pieces(batch, pieces);
+    pieces->host[pieces->count] = host;
+    pieces->staging[pieces->count] = staging;
+    pieces->bytes[pieces->count++] = bytes;
+    return status;
+}
+
+static int run_copies(const struct batch *batch)
+{
+    const struct kvt_gpu_item *items = batch->job->items + batch->first;
+    struct pieces pieces;
+    pieces.count = 0;
+    pieces.pinned = 1;
+    for (uint32_t i = 0; i < batch->count; i++)
+        pieces.pinned &= batch->slots[i] != 0;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        kvt_cu_ptr host = (uintptr_t)items[i].record, staging = staging_of(batch, i);
+        size_t left = batch->job->plan->record_bytes;
+        while (left > 0) {
+            size_t bytes = KVT_MIN(left, to_seam(batch->job->stage->gpu, host));
+            int status = add_piece(batch, &pieces, host, staging, bytes);
+            if (status != 0)
+                return status;
+            host += bytes;
+            staging += bytes;
+            left -= bytes;
+        }
+    }
+    return send_pieces(batch, &pieces);
 }
 
 /* ---- waves ---- */
@@ -182,9 +218,10 @@ static int await(struct kvt_gpu *gpu, kvt_cu_stream stream, kvt_cu_event event)
 static int check_wave(const struct batch *batch, int make)
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
+    struct kvt_gpu_stage *stage = plan->stage;
     struct kvt_gpu *gpu = plan->gpu;
-    kvt_cu_stream stream = plan->check_ctas > 0 ? plan->check_stream : plan->code_stream;
-    uint32_t ctas = plan->check_ctas > 0 ? plan->check_ctas : plan->opts.ctas;
+    kvt_cu_stream stream = stage->check_ctas > 0 ? stage->check_stream : stage->code_stream;
+    uint32_t ctas = stage->check_ctas > 0 ? stage->check_ctas : stage->opts.ctas;
     int status = await(gpu, stream, batch->wave->ready);
     if (status == 0)
         status = run_paging(batch, make, 0, 0, ctas, stream);
@@ -194,27 +231,28 @@ static int check_wave(const struct batch *batch, int make)
 static int restore_wave(const struct batch *batch)
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
+    struct kvt_gpu_stage *stage = plan->stage;
     struct kvt_gpu *gpu = plan->gpu;
     struct kvt_gpu_wave *wave = batch->wave;
     enum kvt_gpu_path path = batch->job->path;
-    int status = await(gpu, plan->move_stream, wave->empty);
+    int status = await(gpu, stage->move_stream, wave->empty);
     if (status == 0 && path == KVT_GPU_PATH_COPY)
         status = run_copies(batch);
     else if (status == 0 && path == KVT_GPU_PATH_SM)
-        status = run_paging(batch, 0, 1, 0, plan->opts.move_ctas, plan->move_stream);
+        status = run_paging(batch, 0, 1, 0, stage->opts.move_ctas, stage->move_stream);
     if (status == 0)
-        status = record(gpu, wave->ready, plan->move_stream);
+        status = record(gpu, wave->ready, stage->move_stream);
     if (status == 0 && path == KVT_GPU_PATH_COPY)
         status = check_wave(batch, 0);
     if (status == 0)
-        status = await(gpu, plan->code_stream, wave->ready);
+        status = await(gpu, stage->code_stream, wave->ready);
     if (status == 0)
         status = run_coding(batch, KVT_GPU_DECODE, &plan->coded, 0);
     if (status == 0)
         status = run_coding(batch, KVT_GPU_RAW_SCATTER, &plan->classes[KVT_GPU_CLASS_RAW], 0);
     if (status == 0)
-        status = await(gpu, plan->code_stream, wave->checked);
-    return status == 0 ? record(gpu, wave->empty, plan->code_stream) : status;
+        status = await(gpu, stage->code_stream, wave->checked);
+    return status == 0 ? record(gpu, wave->empty, stage->code_stream) : status;
 }
 
 static int encode_classes(const struct batch *batch, int guard)
@@ -235,29 +273,30 @@ static int encode_classes(const struct batch *batch, int guard)
 static int evict_wave(const struct batch *batch, int guard)
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
+    struct kvt_gpu_stage *stage = plan->stage;
     struct kvt_gpu *gpu = plan->gpu;
     struct kvt_gpu_wave *wave = batch->wave;
     int by_sm = batch->job->path == KVT_GPU_PATH_SM;
-    int status = await(gpu, plan->code_stream, wave->empty);
+    int status = await(gpu, stage->code_stream, wave->empty);
     if (status == 0)
         status = kvt_gpu_check(gpu, gpu->cuda.fill_words_async(wave->status, KVT_GPU_STATUS_OK,
-                                                               batch->count, plan->code_stream));
+                                                               batch->count, stage->code_stream));
     if (status == 0)
         status = encode_classes(batch, guard);
     if (status == 0)
-        status = record(gpu, wave->ready, plan->code_stream);
+        status = record(gpu, wave->ready, stage->code_stream);
     if (status == 0 && by_sm) {
-        status = await(gpu, plan->move_stream, wave->ready);
+        status = await(gpu, stage->move_stream, wave->ready);
         if (status == 0)
-            status = run_paging(batch, 1, 0, 1, plan->opts.move_ctas, plan->move_stream);
+            status = run_paging(batch, 1, 0, 1, stage->opts.move_ctas, stage->move_stream);
     } else if (status == 0) {
         status = check_wave(batch, 1);
         if (status == 0)
-            status = await(gpu, plan->move_stream, wave->checked);
+            status = await(gpu, stage->move_stream, wave->checked);
         if (status == 0)
             status = run_copies(batch);
     }
-    return status == 0 ? record(gpu, wave->empty, plan->move_stream) : status;
+    return status == 0 ? record(gpu, wave->empty, stage->move_stream) : status;
 }
 
 /* ---- jobs ---- */
@@ -295,46 +334,53 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
 static int queue_waves(struct kvt_gpu_job *job, const struct kvt_gpu_order *order)
 {
     struct kvt_gpu_plan *plan = job->plan;
+    struct kvt_gpu_stage *stage = plan->stage;
     struct kvt_gpu *gpu = plan->gpu;
     int status = 0;
     if (order->has_stream) {
-        status = record(gpu, plan->entry, order->stream);
+        status = record(gpu, stage->entry, order->stream);
         if (status == 0)
-            status = await(gpu, plan->code_stream, plan->entry);
+            status = await(gpu, stage->code_stream, stage->entry);
         if (status == 0)
-            status = await(gpu, plan->move_stream, plan->entry);
+            status = await(gpu, stage->move_stream, stage->entry);
     }
-    /* The link idles while the first wave is encoded: it is small, and they grow from there. */
-    uint32_t size = job->evict ? KVT_MIN(FIRST_EVICT_WAVE, plan->opts.wave) : plan->opts.wave;
+    /* The link idles while the first wave is encoded: it is small, and they grow from there, unless
+     * another job keeps the link busy. */
+    int alone = 1;
+    for (uint32_t i = 0; i < stage->opts.jobs_max; i++)
+        alone &= !stage->jobs[i].busy;
+    uint32_t size = job->evict && alone ? KVT_MIN(FIRST_EVICT_WAVE, plan->wave) : plan->wave;
     for (size_t first = 0, count; first < job->count && status == 0; first += count) {
         count = KVT_MIN(job->count - first, (size_t)size);
-        size = KVT_MIN(2 * size, plan->opts.wave);
+        size = KVT_MIN(2 * size, plan->wave);
         struct batch batch = {
             .job = job,
-            .wave = &plan->waves[plan->next_wave],
+            .wave = &stage->waves[stage->next_wave],
             .first = first,
             .count = (uint32_t)count,
         };
         for (uint32_t i = 0; i < batch.count; i++)
             batch.slots[i] = kvt_gpu_pinned(gpu, job->items[first + i].record, plan->record_bytes);
-        plan->next_wave = (plan->next_wave + 1) % plan->opts.depth;
+        stage->next_wave = (stage->next_wave + 1) % stage->opts.depth;
         status = job->evict ? evict_wave(&batch, order->guard) : restore_wave(&batch);
     }
-    kvt_cu_stream last = job->evict ? plan->move_stream : plan->code_stream;
+    kvt_cu_stream last = job->evict ? stage->move_stream : stage->code_stream;
     return status == 0 ? record(gpu, job->event, last) : status;
 }
 
 static int submit(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, size_t n,
                   const struct kvt_gpu_order *order, int evict, struct kvt_gpu_job **out)
 {
+    struct kvt_gpu_stage *stage = plan->stage;
     struct kvt_gpu_job *job = NULL;
-    if (n == 0 || n > plan->opts.records_max)
+    if (n == 0 || n > stage->opts.records_max)
         return KVT_E_INVAL;
-    for (uint32_t i = 0; i < plan->opts.jobs_max && job == NULL; i++)
-        if (!plan->jobs[i].busy)
-            job = &plan->jobs[i];
+    for (uint32_t i = 0; i < stage->opts.jobs_max && job == NULL; i++)
+        if (!stage->jobs[i].busy)
+            job = &stage->jobs[i];
     if (job == NULL)
         return -EAGAIN;
+    job->plan = plan;
     int status = prepare(job, items, n, order, evict);
     if (status == 0)
         status = kvt_gpu_enter(plan->gpu);
@@ -342,7 +388,7 @@ static int submit(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, s
         return status;
     status = queue_waves(job, order);
     if (status != 0) { /* what is queued already must be over before slots and pages are free */
-        kvt_gpu_plan_sync(plan);
+        kvt_gpu_stage_sync(stage);
     }
     kvt_gpu_leave(plan->gpu);
     if (status != 0)
@@ -366,7 +412,7 @@ int kvt_gpu_evict(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, s
 
 int kvt_gpu_job_poll(struct kvt_gpu_job *job, int wait)
 {
-    struct kvt_gpu *gpu = job->plan->gpu;
+    struct kvt_gpu *gpu = job->stage->gpu;
     if (job->error != 0)
         return job->error;
     if (job->done)
@@ -389,7 +435,7 @@ int kvt_gpu_job_poll(struct kvt_gpu_job *job, int wait)
 
 int kvt_gpu_job_join(struct kvt_gpu_job *job, void *stream)
 {
-    struct kvt_gpu *gpu = job->plan->gpu;
+    struct kvt_gpu *gpu = job->stage->gpu;
     int status = kvt_gpu_enter(gpu);
     if (status == 0) {
         status = await(gpu, stream, job->event);

@@ -455,11 +455,11 @@ int identity_case(struct identity *id, uint64_t seed, struct identity_counts *co
     struct kvt_gpu_plan *plan;
     while (random_shape(&rng, id, s) != 0) {
     }
-    struct kvt_gpu_plan_opts opts = {.ctas = 2 + pick(&rng, 31),
-                                     .wave = 1 + pick(&rng, 3),
-                                     .depth = 1 + pick(&rng, 3),
-                                     .records_max = BLOCKS_MAX,
-                                     .jobs_max = 1};
+    struct kvt_gpu_stage_opts opts = {.ctas = 2 + pick(&rng, 31),
+                                      .wave = 1 + pick(&rng, 3),
+                                      .depth = 1 + pick(&rng, 3),
+                                      .records_max = BLOCKS_MAX,
+                                      .jobs_max = 1};
     fill_pool(&rng, s, id);
     if (move_pool(id, s, 1) != 0)
         FAIL("upload failed");

@@ -326,7 +326,7 @@ static void rig_close(struct rig *rig)
 
 static int rig_plan(struct rig *rig, struct kvt_gpu_plan **plan)
 {
-    struct kvt_gpu_plan_opts opts = {.wave = 2, .depth = 2, .records_max = 4, .jobs_max = 2};
+    struct kvt_gpu_stage_opts opts = {.wave = 2, .depth = 2, .records_max = 4, .jobs_max = 2};
     return kvt_gpu_plan_new(rig->gpu, &rig->layout, 0, KVT_LEVEL_KV4, &rig->pool, &opts, plan);
 }
 
@@ -334,7 +334,7 @@ static void test_plan_refusals(void **state)
 {
     struct rig rig;
     struct kvt_gpu_plan *plan;
-    struct kvt_gpu_plan_opts opts = {0};
+    struct kvt_gpu_stage_opts opts = {0};
     (void)state;
     need_kernels();
     rig_open(&rig);
