@@ -129,8 +129,9 @@ struct kvt_gpu_item {
 
 struct kvt_gpu_order {
     enum kvt_gpu_path path;
-    int guard;    /* evict: judge keys */
-    void *stream; /* CUstream of the engine whose earlier work comes first; with has_stream */
+    int guard;     /* evict: judge keys */
+    uint32_t ctas; /* most CTAs at work; 0: the stage's */
+    void *stream;  /* CUstream of the engine whose earlier work comes first; with has_stream */
     int has_stream;
 };
 

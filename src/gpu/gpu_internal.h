@@ -89,7 +89,9 @@ struct kvt_gpu_job {
     int busy;
     int evict;
     enum kvt_gpu_path path;
-    int error; /* of queueing, or of the device */
+    uint32_t ctas, move_ctas;
+    uint32_t check_ctas; /* of the page kernel; 0: it runs on the code stream, with all */
+    int error;           /* of queueing, or of the device */
     int done;
     size_t count;
     kvt_cu_event event;
@@ -106,7 +108,6 @@ struct kvt_gpu_stage {
     uint32_t pages;                         /* of a wave */
     kvt_cu_stream move_stream, code_stream; /* over the link; kernels that code */
     kvt_cu_stream check_stream;             /* the page kernel, where it has CTAs of its own */
-    uint32_t check_ctas;                    /* 0: it runs on the code stream, with all */
     kvt_cu_event entry;                     /* the engine's stream at the time of the call */
     struct kvt_gpu_wave waves[KVT_GPU_DEPTH_MAX];
     uint32_t next_wave;

@@ -23,6 +23,7 @@
 #include "gpu/gpu_internal.h"
 
 #define FIRST_EVICT_WAVE 4u
+#define CHECK_CTAS_MAX 4u /* the page kernel hashes about 25 GB/s with one CTA of an H200 */
 
 /* What one wave works on. */
 struct batch {
@@ -74,11 +75,12 @@ static int run_coding(const struct batch *batch, enum kvt_gpu_kernel kernel,
             (direct ? batch->slots[i] : staging_of(batch, i)) + KVT_GPU_HEADER_BYTES;
         coding.block[i] = batch->job->items[batch->first + i].block;
     }
-    uint32_t ctas = stage->opts.ctas; /* less those of the page kernel beside us */
-    if (batch->job->path == KVT_GPU_PATH_SM)
-        ctas = KVT_MAX(ctas - stage->opts.move_ctas, 1u);
-    else if (batch->job->path == KVT_GPU_PATH_COPY)
-        ctas -= stage->check_ctas;
+    const struct kvt_gpu_job *job = batch->job;
+    uint32_t ctas = job->ctas; /* less those of the page kernel beside us */
+    if (job->path == KVT_GPU_PATH_SM)
+        ctas = KVT_MAX(ctas - job->move_ctas, 1u);
+    else if (job->path == KVT_GPU_PATH_COPY)
+        ctas -= job->check_ctas;
     return launch(plan->gpu, kernel, ctas, (uint64_t)span->unit_count * batch->count, &coding,
                   stage->code_stream);
 }
@@ -217,11 +219,12 @@ static int await(struct kvt_gpu *gpu, kvt_cu_stream stream, kvt_cu_event event)
 /* The page kernel between two events, in place. */
 static int check_wave(const struct batch *batch, int make)
 {
-    struct kvt_gpu_plan *plan = batch->job->plan;
+    const struct kvt_gpu_job *job = batch->job;
+    struct kvt_gpu_plan *plan = job->plan;
     struct kvt_gpu_stage *stage = plan->stage;
     struct kvt_gpu *gpu = plan->gpu;
-    kvt_cu_stream stream = stage->check_ctas > 0 ? stage->check_stream : stage->code_stream;
-    uint32_t ctas = stage->check_ctas > 0 ? stage->check_ctas : stage->opts.ctas;
+    kvt_cu_stream stream = job->check_ctas > 0 ? stage->check_stream : stage->code_stream;
+    uint32_t ctas = job->check_ctas > 0 ? job->check_ctas : job->ctas;
     int status = await(gpu, stream, batch->wave->ready);
     if (status == 0)
         status = run_paging(batch, make, 0, 0, ctas, stream);
@@ -239,7 +242,7 @@ static int restore_wave(const struct batch *batch)
     if (status == 0 && path == KVT_GPU_PATH_COPY)
         status = run_copies(batch);
     else if (status == 0 && path == KVT_GPU_PATH_SM)
-        status = run_paging(batch, 0, 1, 0, stage->opts.move_ctas, stage->move_stream);
+        status = run_paging(batch, 0, 1, 0, batch->job->move_ctas, stage->move_stream);
     if (status == 0)
         status = record(gpu, wave->ready, stage->move_stream);
     if (status == 0 && path == KVT_GPU_PATH_COPY)
@@ -288,7 +291,7 @@ static int evict_wave(const struct batch *batch, int guard)
     if (status == 0 && by_sm) {
         status = await(gpu, stage->move_stream, wave->ready);
         if (status == 0)
-            status = run_paging(batch, 1, 0, 1, stage->opts.move_ctas, stage->move_stream);
+            status = run_paging(batch, 1, 0, 1, batch->job->move_ctas, stage->move_stream);
     } else if (status == 0) {
         status = check_wave(batch, 1);
         if (status == 0)
@@ -321,6 +324,9 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
     if (!pinned)
         job->path = KVT_GPU_PATH_COPY;
     job->evict = evict;
+    job->ctas = order->ctas > 0 ? order->ctas : plan->stage->opts.ctas;
+    job->move_ctas = order->ctas > 0 ? KVT_MAX(order->ctas / 4, 1u) : plan->stage->opts.move_ctas;
+    job->check_ctas = job->ctas < 8 ? 0 : KVT_MIN((3 * job->ctas + 8) / 16, CHECK_CTAS_MAX);
     job->count = n;
     job->error = 0;
     job->done = 0;

@@ -14,7 +14,6 @@
 #define DEFAULT_RECORDS 1024u
 #define DEFAULT_JOBS 2u
 #define RECORDS_LIMIT (1u << 20)
-#define CHECK_CTAS_MAX 4u      /* the page kernel hashes about 25 GB/s with one CTA of an H200 */
 #define WAVE_BYTES (11u << 20) /* 0.2 ms of a PCIe 5 link; measured: docs/performance.md */
 #define WAVE_BYTES_MAX (1u << 30)
 
@@ -200,8 +199,6 @@ int kvt_gpu_stage_new(struct kvt_gpu *gpu, const struct kvt_gpu_stage_opts *opts
         stage->opts = *opts;
     int status = fill_defaults(&stage->opts);
     if (status == 0) {
-        uint32_t ctas = stage->opts.ctas;
-        stage->check_ctas = ctas < 8 ? 0 : KVT_MIN((3 * ctas + 8) / 16, CHECK_CTAS_MAX);
         stage->pages =
             (uint32_t)kvt_round_up(stage->opts.wave_bytes, KVT_GPU_PAGE_BYTES) / KVT_GPU_PAGE_BYTES;
         status = build(stage);

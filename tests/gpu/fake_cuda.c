@@ -4,10 +4,11 @@
  * Streams really are asynchronous: operations are queued and run only when somebody asks whether an
  * event or a stream is done, one at a time, from a stream chosen at random among those whose next
  * operation may run. A missing wait between two streams therefore shows as wrong bytes. Not
- * modelled: timing, several devices' memory, threads (one at a time).
+ * modelled: timing, several devices' memory. Threads: any, one call at a time.
  */
 #include "gpu/fake_cuda.h"
 
+#include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,20 @@ struct fake_cuda fake_cuda = {.version = 12040, .device_count = 1, .capability =
 
 /* ---- calls: log, injected errors, context ---- */
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int context_depth;
 static int good_calls;
+
+static int take_lock(void)
+{
+    return pthread_mutex_lock(&lock);
+}
+
+static void drop_lock(const int *taken)
+{
+    (void)taken;
+    pthread_mutex_unlock(&lock);
+}
 
 static void drop_streams(void); /* of a context that is lost: what is queued never runs */
 
@@ -32,7 +46,7 @@ static int enter(const char *name, int needs_context)
         memcpy(fake_cuda.log + used, name, len);
         memcpy(fake_cuda.log + used + len, " ", 2);
     }
-    if (needs_context && fake_cuda.context_depth == 0)
+    if (needs_context && context_depth == 0)
         fake_cuda.out_of_context++;
     if (fake_cuda.fail == NULL || strcmp(fake_cuda.fail, name) != 0)
         return KVT_CU_OK;
@@ -43,12 +57,11 @@ static int enter(const char *name, int needs_context)
     return fake_cuda.fail_result;
 }
 
-#define ENTER(needs_context)                                   \
-    do {                                                       \
-        int enter_result = enter(__func__ + 5, needs_context); \
-        if (enter_result != KVT_CU_OK)                         \
-            return enter_result;                               \
-    } while (0)
+#define ENTER(needs_context)                                          \
+    int enter_lock __attribute__((cleanup(drop_lock))) = take_lock(); \
+    int enter_result = enter(__func__ + 5, needs_context);            \
+    if (enter_result != KVT_CU_OK)                                    \
+    return enter_result
 
 /* ---- streams and events ---- */
 
@@ -322,20 +335,47 @@ static int fake_cuMemFreeHost(void *memory)
     return KVT_CU_OK;
 }
 
+/* Registered memory: a copy may lie in one region or in none, as with the real one. */
+static struct {
+    const char *host;
+    size_t bytes;
+} regions[512];
+static size_t region_count;
+
 static int fake_cuMemHostRegister(void *memory, size_t bytes, unsigned flags)
 {
-    (void)memory, (void)bytes, (void)flags;
+    (void)flags;
     ENTER(1);
+    if (fake_cuda.register_max > 0 && fake_cuda.registered >= fake_cuda.register_max)
+        return KVT_CU_OUT_OF_MEMORY;
     fake_cuda.registered++;
+    if (region_count < sizeof(regions) / sizeof(regions[0])) {
+        regions[region_count].host = memory;
+        regions[region_count++].bytes = bytes;
+    }
     return KVT_CU_OK;
 }
 
 static int fake_cuMemHostUnregister(void *memory)
 {
-    (void)memory;
     ENTER(1);
     fake_cuda.registered--;
+    for (size_t i = 0; i < region_count; i++)
+        if (regions[i].host == memory) {
+            regions[i] = regions[--region_count];
+            break;
+        }
     return KVT_CU_OK;
+}
+
+static int crosses_seam(uintptr_t host, size_t bytes)
+{
+    for (size_t i = 0; i < region_count; i++) {
+        uintptr_t first = (uintptr_t)regions[i].host, end = first + regions[i].bytes;
+        if (host < end && host + bytes > first)
+            return host < first || host + bytes > end;
+    }
+    return 0;
 }
 
 static int fake_cuMemHostGetDevicePointer(kvt_cu_ptr *out, void *memory, unsigned flags)
@@ -348,6 +388,8 @@ static int fake_cuMemHostGetDevicePointer(kvt_cu_ptr *out, void *memory, unsigne
 
 static int copy(kvt_cu_ptr to, uintptr_t from, size_t bytes, kvt_cu_stream stream)
 {
+    if (crosses_seam(to, bytes) || crosses_seam(from, bytes))
+        return KVT_CU_INVALID_VALUE;
     struct op *op = queue(stream, OP_COPY);
     op->to = (void *)(uintptr_t)to;
     op->from = (const void *)from;
@@ -380,7 +422,8 @@ static int fake_cuMemcpyBatchAsync(kvt_cu_ptr *to, kvt_cu_ptr *from, size_t *byt
     *failed = SIZE_MAX;
     fake_cuda.batches++;
     for (size_t i = 0; i < count; i++)
-        (void)copy(to[i], (uintptr_t)from[i], bytes[i], stream);
+        if (copy(to[i], (uintptr_t)from[i], bytes[i], stream) != KVT_CU_OK)
+            return KVT_CU_INVALID_VALUE;
     return KVT_CU_OK;
 }
 
@@ -471,6 +514,7 @@ static int fake_cuCtxPushCurrent(kvt_cu_context context)
     (void)context;
     ENTER(0);
     fake_cuda.context_depth++;
+    context_depth++;
     return KVT_CU_OK;
 }
 
@@ -478,6 +522,7 @@ static int fake_cuCtxPopCurrent(kvt_cu_context *context)
 {
     ENTER(1);
     fake_cuda.context_depth--;
+    context_depth--;
     *context = &fake_cuda;
     return KVT_CU_OK;
 }
