@@ -57,7 +57,13 @@ const uint8_t *kvt_ns_id(const struct kvt_ns *ns);
 size_t kvt_ns_record_bytes(const struct kvt_ns *ns, uint16_t group, int level);
 
 /* Register engine memory as a pool. The memory must stay valid until kvt_pool_unregister().
- * 0; KVT_E_LAYOUT shapes do not match; KVT_E_VERSION; KVT_E_INVAL; KVT_E_UNSUPPORTED device. */
+ * A pool in GPU memory (desc->device >= 0) is coded by the GPU itself; the first one opens the
+ * device, takes about 35 MiB of its memory for staging and starts to pin host memory in the
+ * background ("dram.pinned_bytes"). When the device is lost, requests on its pools end with
+ * KVT_E_DEVICE and everything else lives on.
+ * 0; KVT_E_LAYOUT shapes do not match; KVT_E_VERSION; KVT_E_INVAL also: memory that is not of that
+ * device; KVT_E_UNSUPPORTED no such device, no driver, no kernels in this build; -ENOMEM;
+ * KVT_E_DEVICE. "gpu.state" and the log have the reason. */
 int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
                       const struct kvt_pool_desc *desc, struct kvt_pool **out);
 void kvt_pool_unregister(struct kvt_pool *pool); /* its requests must have completed */
@@ -123,7 +129,8 @@ struct kvt_load_opts {
 
 /* Queue the load of n blocks into pool pages. Same rules as kvt_store(); pages are written until
  * completion, and only pages whose status is 0 hold what the level promises: the others are
- * untouched or must be treated as garbage. Blocks are verified before a page is written. */
+ * untouched or must be treated as garbage. Blocks are verified before a page is written (in GPU
+ * memory: before the block's status is 0). */
 int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
              const uint32_t *ids, size_t n, const struct kvt_load_opts *opts, struct kvt_req **out);
 

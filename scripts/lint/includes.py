@@ -14,7 +14,8 @@ ALLOWED = {
     "src/codec": {"base", "codec"},
     "src/io": {"base", "io"},
     "src/store": {"base", "format", "io", "store"},
-    "src/client": {"base", "format", "codec", "client", "store/owner.h", "io/io.h"},
+    "src/client": {"base", "format", "codec", "client", "store/owner.h", "io/io.h",
+                   "gpu/gpu.h"},
     "src/gpu": {"base", "format", "codec", "gpu"},
     "src/adapters": {"adapters"},
 }

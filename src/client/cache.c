@@ -15,7 +15,7 @@
 
 #include "base/checked.h"
 #include "base/rng.h"
-#include "client/client.h"
+#include "client/gpu_lane.h"
 
 #define HUGE_BYTES (UINT64_C(2) << 20)
 /* Below this, rounding up to huge pages would show in the resident size. */
@@ -154,6 +154,8 @@ static int locks_init(struct kvt_cache *cache)
 {
     pthread_condattr_t attr;
     int rc = pthread_mutex_init(&cache->lock, NULL);
+    if (rc == 0)
+        rc = pthread_mutex_init(&cache->gpu_lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&cache->idle, &attr);
@@ -224,6 +226,7 @@ static int threads_start(struct kvt_cache *cache)
 static void tear_down(struct kvt_cache *cache)
 {
     struct kvt_shape *shape;
+    kvt_lanes_close(cache); /* its pins go before the arena does */
     kvt_workers_stop(cache);
     kvt_reply_stop(cache);
     if (cache->connected)
@@ -247,6 +250,7 @@ static void tear_down(struct kvt_cache *cache)
     pthread_cond_destroy(&cache->room);
     pthread_cond_destroy(&cache->work);
     pthread_mutex_destroy(&cache->lock);
+    pthread_mutex_destroy(&cache->gpu_lock);
     kvt_config_free(cache->config);
     free(cache);
 }
@@ -296,6 +300,7 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
     cache->pid = getpid();
     cache->clock = kvt_clock_system();
     cache->event_fd = cache->wake_fd = -1;
+    (void)snprintf(cache->gpu_state, sizeof(cache->gpu_state), "not asked for");
     lists_init(cache);
     int rc = locks_init(cache);
     if (rc == 0)
@@ -320,6 +325,7 @@ static void free_handles(struct kvt_cache *cache)
     }
     while ((pool = TAILQ_FIRST(&cache->pools)) != NULL) {
         TAILQ_REMOVE(&cache->pools, pool, list);
+        kvt_lane_pool_free(pool);
         free(pool->origin);
         free(pool);
     }

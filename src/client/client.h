@@ -79,6 +79,8 @@ struct kvt_block_queue {
 enum kvt_req_kind { KVT_REQ_LOAD = 0, KVT_REQ_STORE = 1 };
 enum kvt_req_state { KVT_R_FREE = 0, KVT_R_FILLING, KVT_R_ACTIVE, KVT_R_COMPLETE };
 
+enum kvt_wait { KVT_WAIT_NONE = 0, KVT_WAIT_DUE, KVT_WAIT_DONE, KVT_WAIT_FAILED };
+
 struct kvt_req {
     struct kvt_cache *cache;
     struct kvt_ns *ns; /* not followed after completion */
@@ -97,6 +99,8 @@ struct kvt_req {
     uint32_t done;   /* blocks in state DONE */
     uint32_t first_pos;
     struct kvt_key parent; /* hash_len 0: none */
+    uint8_t gpu_wait;      /* enum kvt_wait; the lane's once the request is submitted */
+    void *gpu_event;       /* of the engine: pages are ready after it */
     int64_t deadline_ns;   /* absolute; INT64_MAX none */
     int64_t start_ns, elapsed_ns;
     struct kvt_req_report report;
@@ -160,8 +164,12 @@ struct kvt_ns {
     TAILQ_ENTRY(kvt_ns) list;
 };
 
+struct kvt_lane;      /* gpu_lane.h */
+struct kvt_lane_pool; /* a pool's plans on its device */
+
 struct kvt_pool {
     struct kvt_cache *cache;
+    struct kvt_lane_pool *gpu; /* NULL: host memory */
     const struct kvt_shape *shape;
     struct kvt_pool_desc desc; /* places are our copy */
     uint32_t refs;
@@ -207,6 +215,9 @@ struct kvt_cache {
     uint32_t worker_count;
     pthread_t reply_thread;
     bool reply_running;
+    const char *gpu_library;  /* the CUDA driver; NULL: where it usually is. Set by tests */
+    pthread_mutex_t gpu_lock; /* lanes and their stages (gpu_pool.c); taken before lock */
+    struct kvt_lane *lanes;
 
     pthread_mutex_t lock; /* everything below */
     bool closing, stop_workers, stop_reply;
@@ -245,6 +256,7 @@ struct kvt_cache {
     TAILQ_HEAD(, kvt_ns) namespaces;
     TAILQ_HEAD(, kvt_pool) pools;
     struct kvt_client_counters counters;
+    char gpu_state[256]; /* of the last pool registered in GPU memory, as a sentence */
 };
 
 /* cache.c: take the lock for an API call. 0 with the lock held; KVT_E_CLOSED without (closing, or
@@ -321,6 +333,8 @@ void kvt_coding_end(struct kvt_cache *cache, int kind, struct kvt_block *block,
 /* worker.c and reply.c */
 int kvt_workers_start(struct kvt_cache *cache);
 void kvt_workers_stop(struct kvt_cache *cache);
+/* A block is READY: to the workers, or to its GPU's lane. Lock held; _wake() is due after it. */
+void kvt_ready_push(struct kvt_cache *cache, struct kvt_block *block, int kind);
 void kvt_workers_wake(struct kvt_cache *cache); /* blocks became READY; lock held */
 int kvt_reply_start(struct kvt_cache *cache);
 void kvt_reply_stop(struct kvt_cache *cache);

@@ -37,6 +37,10 @@
     X(off_lookup, "off.lookup_keys", "keys looked up while switched off")                          \
     X(off_load, "off.load_blocks", "blocks of loads while switched off")                           \
     X(off_store, "off.store_blocks", "blocks of stores while switched off")                        \
+    X(gpu_jobs, "gpu.jobs", "batches of blocks that GPUs coded")                                   \
+    X(gpu_failed_blocks, "gpu.failed_blocks", "blocks that ended because a GPU failed")            \
+    X(gpu_lost, "gpu.lost", "GPUs that went offline")                                              \
+    X(gpu_refused, "gpu.refused", "pools in GPU memory that were refused")                         \
     X(ring_full, "client.ring_full", "times a message had to wait for room in the ring")           \
     X(bad_reply, "client.bad_reply", "replies of the store that made no sense")                    \
     X(bad_move, "client.bad_move", "state transitions that must not happen (0 always)")

@@ -17,6 +17,7 @@ struct snapshot {
     uint64_t store_values[KVT_STORE_STAT_COUNT];
     struct kvt_client_counters client;
     uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes, arena_pinned;
+    char gpu_state[256];
 };
 
 static_assert(sizeof(struct kvt_store_stats) == KVT_STORE_STAT_COUNT * sizeof(uint64_t),
@@ -38,6 +39,7 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     snapshot->threads = cache->worker_count;
     snapshot->arena_bytes = cache->arena_bytes;
     snapshot->arena_pinned = kvt_pin_bytes(&cache->pin);
+    memcpy(snapshot->gpu_state, cache->gpu_state, sizeof(snapshot->gpu_state));
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
@@ -130,6 +132,8 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
     fn(arg, "cache.state", 0,
        atomic_load_explicit(&cache->enabled, memory_order_relaxed) ? "on" : "off",
        "off: every lookup misses, every store does nothing");
+    fn(arg, "gpu.state", 0, snapshot.gpu_state,
+       "the GPU of the last pool in GPU memory, or why not");
     root_texts(cache, fn, arg);
     struct config_arg to = {fn, arg};
     kvt_config_each(cache->config, config_text, &to);

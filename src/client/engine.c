@@ -194,8 +194,7 @@ static void alloc_entry(struct kvt_cache *cache, struct kvt_req *req, struct kvt
         give_back(cache, block, KVT_E_CANCELED, 0);
         return;
     }
-    kvt_engine_move(cache, block, KVT_B_READY);
-    kvt_bq_push(cache, &cache->ready[KVT_REQ_STORE], block);
+    kvt_ready_push(cache, block, KVT_REQ_STORE);
 }
 
 /* A block that could not get a slot makes the ones after it unreachable: they are not tried. */
@@ -284,8 +283,7 @@ static void on_grant(struct kvt_cache *cache, struct kvt_flight *flight,
     } else if (atomic_load_explicit(&req->canceled, memory_order_relaxed)) {
         give_back(cache, block, KVT_E_CANCELED, 0);
     } else {
-        kvt_engine_move(cache, block, KVT_B_READY);
-        kvt_bq_push(cache, &cache->ready[KVT_REQ_LOAD], block);
+        kvt_ready_push(cache, block, KVT_REQ_LOAD);
         kvt_workers_wake(cache);
     }
 }

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/client.h"
+#include "client/gpu_lane.h"
 #include "kvtier/codec.h"
 
 static struct kvt_pool *pool_make(struct kvt_cache *cache, const struct kvt_pool_desc *desc)
@@ -48,8 +48,8 @@ int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
         rc = kvt_pool_check(layout, desc);
     if (rc != 0)
         return rc;
-    if (desc->device != KVT_DEVICE_HOST)
-        return KVT_E_UNSUPPORTED;
+    if (desc->device < KVT_DEVICE_HOST)
+        return KVT_E_INVAL;
     struct kvt_pool *pool = pool_make(cache, desc);
     if (pool == NULL)
         return -ENOMEM;
@@ -59,12 +59,20 @@ int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
         return rc;
     }
     pool->shape = kvt_shape_intern(cache, layout);
-    if (pool->shape != NULL)
-        TAILQ_INSERT_TAIL(&cache->pools, pool, list);
+    cache->callers++; /* until the pool stands in the list, or does not */
     pthread_mutex_unlock(&cache->lock);
-    if (pool->shape == NULL) {
+    rc = pool->shape == NULL ? -ENOMEM : 0;
+    if (rc == 0 && desc->device != KVT_DEVICE_HOST)
+        rc = kvt_lane_pool_new(cache, pool);
+    pthread_mutex_lock(&cache->lock);
+    if (rc == 0)
+        TAILQ_INSERT_TAIL(&cache->pools, pool, list);
+    cache->callers--;
+    pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+    if (rc != 0) {
         pool_free(pool);
-        return -ENOMEM;
+        return rc;
     }
     *out = pool;
     return 0;
@@ -79,10 +87,13 @@ void kvt_pool_unregister(struct kvt_pool *pool)
     while (pool->refs > 0)
         pthread_cond_wait(&cache->idle, &cache->lock);
     TAILQ_REMOVE(&cache->pools, pool, list);
+    pthread_mutex_unlock(&cache->lock);
+    kvt_lane_pool_free(pool);
+    pool_free(pool);
+    pthread_mutex_lock(&cache->lock);
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
-    pool_free(pool);
 }
 
 int kvt_pool_reset_origin(struct kvt_pool *pool, const uint32_t *ids, size_t n)

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/gpu_lane.h"
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
@@ -174,6 +174,8 @@ static int req_take(const struct ask *ask, struct kvt_req **out)
     memset(&req->report, 0, sizeof(req->report));
     req->deadline_ns = INT64_MAX;
     req->elapsed_ns = 0;
+    req->gpu_wait = KVT_WAIT_NONE;
+    req->gpu_event = NULL;
     atomic_store_explicit(&req->canceled, 0, memory_order_relaxed);
     cache->callers++; /* until submit */
     ask->ns->refs++;
@@ -235,6 +237,9 @@ static void req_submit(struct kvt_req *req)
         kvt_engine_end_unasked(cache, req, KVT_E_MISS);
     } else if (cache->broken || cache->closing) {
         kvt_engine_end_unasked(cache, req, KVT_E_CLOSED);
+    } else if (kvt_lane_offline(req->pool)) {
+        cache->counters.gpu_failed_blocks += req->n;
+        kvt_engine_end_unasked(cache, req, KVT_E_DEVICE);
     } else {
         TAILQ_INSERT_TAIL(&cache->asking[req->kind], req, asklist);
         req->asking = true;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/gpu_lane.h"
 #include "kvtier/codec.h"
 
 #define BATCH_MAX 16u
@@ -148,6 +148,15 @@ static void *worker_main(void *arg)
     }
     pthread_mutex_unlock(&cache->lock);
     return NULL;
+}
+
+void kvt_ready_push(struct kvt_cache *cache, struct kvt_block *block, int kind)
+{
+    kvt_engine_move(cache, block, KVT_B_READY);
+    if (kvt_block_req(cache, block)->pool->gpu != NULL)
+        kvt_lane_push(cache, block, kind);
+    else
+        kvt_bq_push(cache, &cache->ready[kind], block);
 }
 
 void kvt_workers_wake(struct kvt_cache *cache)

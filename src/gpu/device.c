@@ -183,6 +183,7 @@ int kvt_gpu_open(const struct kvt_gpu_opts *opts, struct kvt_gpu **out, char *re
         return -ENOMEM;
     pthread_mutex_init(&gpu->lock, NULL);
     pthread_mutex_init(&gpu->pinning, NULL);
+    pthread_rwlock_init(&gpu->queueing, NULL);
     int status = kvt_cuda_load(&gpu->cuda, opts->library, reason, reason_len);
     if (status == 0)
         status = choose_device(gpu, opts->device, reason, reason_len);
@@ -214,6 +215,7 @@ void kvt_gpu_close(struct kvt_gpu *gpu)
     kvt_cuda_unload(&gpu->cuda);
     pthread_mutex_destroy(&gpu->lock);
     pthread_mutex_destroy(&gpu->pinning);
+    pthread_rwlock_destroy(&gpu->queueing);
     free(gpu);
 }
 
@@ -271,6 +273,19 @@ int kvt_gpu_pin(struct kvt_gpu *gpu, void *memory, size_t bytes)
     return status;
 }
 
+/* Jobs that were queued with an address that is no longer in the table are over. Our context is
+ * current. */
+static void wait_for_jobs(struct kvt_gpu *gpu)
+{
+    pthread_rwlock_wrlock(&gpu->queueing);
+    pthread_mutex_lock(&gpu->lock);
+    struct kvt_gpu_stage *stage = gpu->stages;
+    pthread_mutex_unlock(&gpu->lock);
+    for (; stage != NULL; stage = stage->next)
+        kvt_gpu_stage_sync(stage);
+    pthread_rwlock_unlock(&gpu->queueing);
+}
+
 void kvt_gpu_unpin(struct kvt_gpu *gpu, void *memory)
 {
     int found = 0;
@@ -285,6 +300,7 @@ void kvt_gpu_unpin(struct kvt_gpu *gpu, void *memory)
     }
     pthread_mutex_unlock(&gpu->lock);
     if (found && kvt_gpu_enter_to_release(gpu) == 0) {
+        wait_for_jobs(gpu);
         (void)kvt_gpu_check(gpu, gpu->cuda.host_unregister(memory));
         kvt_gpu_leave(gpu);
     }

@@ -52,8 +52,10 @@ struct kvt_gpu {
     atomic_int offline;    /* the first sticky kvt_cu_result; 0: fine. relaxed: a flag, no data */
     const char *grid_base; /* pinned in pieces from here on; NULL: no such memory */
     size_t grid_bytes;
-    pthread_mutex_t pinning; /* held by whoever changes regions; taken before lock */
-    pthread_mutex_t lock;    /* of the regions, which are in order of their addresses */
+    pthread_rwlock_t queueing;    /* read: while a job is queued; write: to see that none is */
+    struct kvt_gpu_stage *stages; /* all of the device; under lock */
+    pthread_mutex_t pinning;      /* held by whoever changes regions; taken before lock */
+    pthread_mutex_t lock;         /* of the regions, which are in order of their addresses */
     struct kvt_gpu_region regions[KVT_GPU_REGIONS_MAX];
     size_t region_count;
 };
@@ -103,6 +105,7 @@ struct kvt_gpu_job {
 };
 
 struct kvt_gpu_stage {
+    struct kvt_gpu_stage *next; /* of the device */
     struct kvt_gpu *gpu;
     struct kvt_gpu_stage_opts opts;         /* defaults filled in */
     uint32_t pages;                         /* of a wave */

@@ -387,15 +387,17 @@ static int submit(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, s
     if (job == NULL)
         return -EAGAIN;
     job->plan = plan;
-    int status = prepare(job, items, n, order, evict);
-    if (status == 0)
-        status = kvt_gpu_enter(plan->gpu);
+    int status = kvt_gpu_enter(plan->gpu);
     if (status != 0)
         return status;
-    status = queue_waves(job, order);
-    if (status != 0) { /* what is queued already must be over before slots and pages are free */
-        kvt_gpu_stage_sync(stage);
+    pthread_rwlock_rdlock(&plan->gpu->queueing); /* what is pinned stays so */
+    status = prepare(job, items, n, order, evict);
+    if (status == 0) {
+        status = queue_waves(job, order);
+        if (status != 0) /* what is queued must be over before slots and pages are free */
+            kvt_gpu_stage_sync(stage);
     }
+    pthread_rwlock_unlock(&plan->gpu->queueing);
     kvt_gpu_leave(plan->gpu);
     if (status != 0)
         return status;

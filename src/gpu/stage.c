@@ -188,6 +188,29 @@ static int build(struct kvt_gpu_stage *stage)
     return status;
 }
 
+static void enlist(struct kvt_gpu_stage *stage)
+{
+    pthread_mutex_lock(&stage->gpu->lock);
+    stage->next = stage->gpu->stages;
+    stage->gpu->stages = stage;
+    pthread_mutex_unlock(&stage->gpu->lock);
+}
+
+/* After this nobody waits for its streams (device.c walks the list with queueing held). */
+static void delist(struct kvt_gpu_stage *stage)
+{
+    struct kvt_gpu *gpu = stage->gpu;
+    pthread_rwlock_wrlock(&gpu->queueing);
+    pthread_mutex_lock(&gpu->lock);
+    for (struct kvt_gpu_stage **at = &gpu->stages; *at != NULL; at = &(*at)->next)
+        if (*at == stage) {
+            *at = stage->next;
+            break;
+        }
+    pthread_mutex_unlock(&gpu->lock);
+    pthread_rwlock_unlock(&gpu->queueing);
+}
+
 int kvt_gpu_stage_new(struct kvt_gpu *gpu, const struct kvt_gpu_stage_opts *opts,
                       struct kvt_gpu_stage **out)
 {
@@ -207,6 +230,7 @@ int kvt_gpu_stage_new(struct kvt_gpu *gpu, const struct kvt_gpu_stage_opts *opts
         kvt_gpu_stage_free(stage);
         return status;
     }
+    enlist(stage);
     *out = stage;
     return 0;
 }
@@ -216,6 +240,7 @@ void kvt_gpu_stage_free(struct kvt_gpu_stage *stage)
     if (stage == NULL)
         return;
     struct kvt_gpu *gpu = stage->gpu;
+    delist(stage);
     if (kvt_gpu_enter_to_release(gpu) == 0) {
         kvt_gpu_stage_sync(stage);
         free_streams(stage);

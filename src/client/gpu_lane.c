@@ -1,0 +1,368 @@
+/* GPU lanes: see gpu_lane.h.
+ *
+ *   READY blocks --> batch of one plan --> job in flight --> outcome of each block --> pump
+ *
+ * A batch is what is ready now of one pool and level, so that a busy lane makes large jobs by
+ * itself. The thread submits while it may, then sleeps until the oldest job is done; it never
+ * spins. The cache's lock is not held over a driver call.
+ * A job that fails ends its blocks with KVT_E_DEVICE; a device that is lost goes on ending them so,
+ * and everything else lives on. Not done here: coding, which src/gpu does; pools and their plans
+ * (gpu_pool.c).
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "client/gpu_lane_impl.h"
+
+#define LOAD_STREAK_MAX 16u
+/* Bytes of one job: large enough to hide its start and end, small enough that slots come back and
+ * other requests get their turn. */
+#define JOB_BYTES (UINT64_C(64) << 20)
+#define PACE_SLICES 250u /* a paced job is this part of a second's bytes */
+#define EVENTS_MAX 32u   /* that one job waits for */
+
+struct batch {
+    struct kvt_block_queue blocks; /* in state CODING, linked */
+    int kind;
+    struct kvt_lane_pool *pool;
+    struct kvt_gpu_plan *plan;
+    struct kvt_req *waiting[EVENTS_MAX]; /* requests whose event comes first */
+    size_t waiting_count;
+    uint64_t bytes;
+};
+
+/* ---- batches: locked ----------------------------------------------------------------------- */
+
+static int pick_kind(struct kvt_lane *lane)
+{
+    bool loads = lane->ready[KVT_REQ_LOAD].count > 0, stores = lane->ready[KVT_REQ_STORE].count > 0;
+    if (loads && (!stores || lane->load_streak < LOAD_STREAK_MAX)) {
+        lane->load_streak++;
+        return KVT_REQ_LOAD;
+    }
+    lane->load_streak = 0;
+    return KVT_REQ_STORE;
+}
+
+static uint64_t job_bytes_max(const struct kvt_lane *lane)
+{
+    uint64_t pace = lane->cache->settings->gpu_pace;
+    return pace == KVT_AUTO ? JOB_BYTES : KVT_MIN(pace / PACE_SLICES, JOB_BYTES);
+}
+
+/* Whether the batch can wait for the engine's event of this block's request; it then will. */
+static bool take_event(struct kvt_req *req, struct batch *batch)
+{
+    if (req->gpu_wait != KVT_WAIT_DUE)
+        return true;
+    if (batch->waiting_count == EVENTS_MAX)
+        return false;
+    batch->waiting[batch->waiting_count++] = req;
+    req->gpu_wait = KVT_WAIT_DONE; /* one wait on the stage's streams holds for all that follows */
+    return true;
+}
+
+/* Take what is ready of the first block's pool and level, in order; the others keep theirs. */
+static void take_batch(struct kvt_lane *lane, struct batch *batch)
+{
+    struct kvt_cache *cache = lane->cache;
+    memset(batch, 0, sizeof(*batch));
+    kvt_bq_init(&batch->blocks);
+    batch->kind = pick_kind(lane);
+    struct kvt_block_queue *queue = &lane->ready[batch->kind];
+    const struct kvt_block *head = kvt_bq_peek(cache, queue);
+    if (head == NULL)
+        return;
+    uint8_t level = head->level;
+    uint64_t bytes_max = job_bytes_max(lane);
+    batch->pool = kvt_block_req(cache, head)->pool->gpu;
+    batch->plan = batch->pool->plans[level];
+    bool full = false;
+    for (uint32_t left = queue->count; left > 0; left--) {
+        struct kvt_block *block = kvt_bq_pop(cache, queue);
+        struct kvt_req *req = kvt_block_req(cache, block);
+        bool fits = !full && req->pool->gpu == batch->pool && block->level == level;
+        if (fits && batch->blocks.count > 0 &&
+            (batch->bytes + block->record_bytes > bytes_max ||
+             batch->blocks.count == KVT_LANE_RECORDS_MAX))
+            fits = false, full = true; /* later ones would overtake */
+        if (!fits || !take_event(req, batch)) {
+            kvt_bq_push(cache, queue, block);
+            continue;
+        }
+        kvt_engine_move(cache, block, KVT_B_CODING);
+        batch->bytes += block->record_bytes;
+        kvt_bq_push(cache, &batch->blocks, block);
+    }
+}
+
+/* ---- jobs: not locked ---------------------------------------------------------------------- */
+
+/* The header of a granted record is what the store said; its checksum is the GPU's to verify. */
+static bool header_ok(const struct kvt_cache *cache, const struct kvt_req *req,
+                      const struct kvt_block *block)
+{
+    const uint8_t *record = cache->channel.arena + block->arena_offset;
+    const struct kvt_record_header *header = (const struct kvt_record_header *)(const void *)record;
+    struct kvt_full_key key;
+    kvt_full_key_make(&key, req->ns->id, &block->key);
+    return kvt_record_header_check(header) == 0 && header->record_bytes == block->record_bytes &&
+           memcmp(&key, &header->key, sizeof(key)) == 0 && header->map == block->level &&
+           header->payload_bytes == req->ns->shape->payload_bytes[block->level] &&
+           (block->checksum == 0 || header->checksum == block->checksum);
+}
+
+/* What can be said of a block before it is sent; false: *out is its end. */
+static bool begin(struct kvt_cache *cache, int kind, struct kvt_block *block,
+                  struct kvt_outcome *out)
+{
+    const struct kvt_req *req = kvt_block_req(cache, block);
+    if (!kvt_coding_begin(cache, req, out))
+        return false;
+    if (req->gpu_wait == KVT_WAIT_FAILED) { /* its pages may not be what they should be */
+        out->status = KVT_E_DEVICE;
+        return false;
+    }
+    if (kind == KVT_REQ_LOAD) {
+        if (header_ok(cache, req, block))
+            return true;
+        out->status = out->release_status = KVT_E_CORRUPT;
+        return false;
+    }
+    uint8_t *record = cache->channel.arena + block->arena_offset;
+    kvt_coding_header(cache, req, block, (struct kvt_record_header *)(void *)record);
+    return true;
+}
+
+/* What is queued from here on waits for the engines' events. A request whose event is refused ends:
+ * nobody knows when its pages are ready. */
+static void await_engines(const struct batch *batch)
+{
+    for (size_t i = 0; i < batch->waiting_count; i++)
+        if (kvt_gpu_stage_await(batch->pool->stage->stage, batch->waiting[i]->gpu_event) != 0)
+            batch->waiting[i]->gpu_wait = KVT_WAIT_FAILED;
+}
+
+/* Split the batch into what goes to the device and what has ended already. */
+static void begin_all(struct kvt_lane *lane, struct batch *batch, struct kvt_lane_flight *flight,
+                      struct kvt_block_queue *ended)
+{
+    struct kvt_cache *cache = lane->cache;
+    struct kvt_block *block;
+    kvt_bq_init(&flight->blocks);
+    kvt_bq_init(ended);
+    while ((block = kvt_bq_pop(cache, &batch->blocks)) != NULL) {
+        struct kvt_outcome *out = &lane->outcomes[ended->count];
+        if (begin(cache, batch->kind, block, out)) {
+            lane->items[flight->blocks.count] =
+                (struct kvt_gpu_item){cache->channel.arena + block->arena_offset, block->page};
+            kvt_bq_push(cache, &flight->blocks, block);
+        } else {
+            kvt_bq_push(cache, ended, block);
+        }
+    }
+}
+
+static int submit(struct kvt_lane *lane, struct batch *batch, struct kvt_lane_flight *flight)
+{
+    const struct kvt_settings *settings = lane->cache->settings;
+    struct kvt_gpu_order order = {
+        .path = KVT_GPU_PATH_COPY,
+        .guard = settings->guard,
+        .ctas =
+            (uint32_t)(batch->kind == KVT_REQ_LOAD ? settings->gpu_ctas : settings->gpu_store_ctas),
+    };
+    int rc = 0;
+    if (batch->plan == NULL)
+        return KVT_E_UNSUPPORTED;
+    if (flight->blocks.count > 0)
+        rc = batch->kind == KVT_REQ_LOAD
+                 ? kvt_gpu_restore(batch->plan, lane->items, flight->blocks.count, &order,
+                                   &flight->job)
+                 : kvt_gpu_evict(batch->plan, lane->items, flight->blocks.count, &order,
+                                 &flight->job);
+    return rc;
+}
+
+/* The outcome of one block of a job that is over. */
+static struct kvt_outcome result_of(const struct kvt_lane_flight *flight, size_t index,
+                                    const struct kvt_req *req, struct kvt_block *block)
+{
+    struct kvt_outcome out = {.kind = KVT_OUT_END};
+    uint64_t checksum;
+    out.status = kvt_gpu_job_result(flight->job, index, &checksum);
+    if (flight->kind == KVT_REQ_LOAD) {
+        if (out.status == 0 && block->checksum != 0 && checksum != block->checksum)
+            out.status = KVT_E_CORRUPT;
+        if (out.status == KVT_E_CORRUPT)
+            out.release_status = KVT_E_CORRUPT;
+        if (out.status == 0)
+            kvt_coding_origin(req, block);
+        return out;
+    }
+    if (out.status == KVT_E_GUARD || out.status == KVT_E_NONFINITE)
+        return kvt_coding_escalate(req->ns->shape, block, out.status);
+    if (out.status == 0) {
+        block->checksum = checksum;
+        out.kind = KVT_OUT_COMMIT;
+    }
+    return out;
+}
+
+/* ---- the loop: locked ---------------------------------------------------------------------- */
+
+static void count_device_errors(struct kvt_lane *lane, uint64_t blocks)
+{
+    struct kvt_cache *cache = lane->cache;
+    cache->counters.gpu_failed_blocks += blocks;
+    if (!kvt_gpu_offline(lane->gpu) || lane->offline)
+        return;
+    lane->offline = true;
+    cache->counters.gpu_lost++;
+    pthread_mutex_unlock(&cache->lock);
+    kvt_log(&cache->log, KVT_LOG_WARN,
+            "CUDA device %d is lost (%s): loads and stores of its pools end with KVT_E_DEVICE",
+            lane->device, kvt_gpu_offline_reason(lane->gpu));
+    pthread_mutex_lock(&cache->lock);
+}
+
+/* End all blocks of a queue alike. */
+static void end_all(struct kvt_cache *cache, int kind, struct kvt_block_queue *blocks, int status)
+{
+    struct kvt_outcome out = {.kind = KVT_OUT_END, .status = status};
+    struct kvt_block *block;
+    while ((block = kvt_bq_pop(cache, blocks)) != NULL)
+        kvt_coding_end(cache, kind, block, &out);
+}
+
+static void finish_oldest(struct kvt_lane *lane)
+{
+    struct kvt_cache *cache = lane->cache;
+    struct kvt_lane_flight flight = lane->flights[lane->flight_first];
+    struct kvt_block *block;
+    size_t index = 0;
+    int rc;
+    pthread_mutex_unlock(&cache->lock);
+    while ((rc = kvt_gpu_job_poll(flight.job, 1)) == 0) { /* woken early: ask again */
+    }
+    for (uint32_t at = flight.blocks.head; at != KVT_NONE; at = cache->blocks[at].next, index++) {
+        block = &cache->blocks[at];
+        lane->outcomes[index] = result_of(&flight, index, kvt_block_req(cache, block), block);
+    }
+    kvt_gpu_job_free(flight.job);
+    pthread_mutex_lock(&cache->lock);
+    lane->flight_first = (lane->flight_first + 1) % KVT_LANE_FLIGHTS;
+    lane->flight_count--;
+    if (rc < 0)
+        count_device_errors(lane, flight.blocks.count);
+    for (index = 0; (block = kvt_bq_pop(cache, &flight.blocks)) != NULL; index++)
+        kvt_coding_end(cache, flight.kind, block, &lane->outcomes[index]);
+    kvt_pump(cache);
+}
+
+/* Send one batch. The job's place in the ring is taken before the lock goes. */
+static void start_batch(struct kvt_lane *lane, struct batch *batch)
+{
+    struct kvt_cache *cache = lane->cache;
+    uint32_t at = (lane->flight_first + lane->flight_count) % KVT_LANE_FLIGHTS;
+    struct kvt_lane_flight *flight = &lane->flights[at];
+    struct kvt_block_queue ended;
+    struct kvt_block *block;
+    pthread_mutex_unlock(&cache->lock);
+    flight->job = NULL;
+    flight->kind = batch->kind;
+    await_engines(batch);
+    begin_all(lane, batch, flight, &ended);
+    int rc = submit(lane, batch, flight);
+    int64_t now = kvt_clock_now(&cache->clock);
+    pthread_mutex_lock(&cache->lock);
+    for (size_t i = 0; (block = kvt_bq_pop(cache, &ended)) != NULL; i++)
+        kvt_coding_end(cache, batch->kind, block, &lane->outcomes[i]);
+    if (rc != 0) {
+        if (rc == KVT_E_DEVICE)
+            count_device_errors(lane, flight->blocks.count);
+        end_all(cache, batch->kind, &flight->blocks, rc);
+    } else if (flight->job != NULL) {
+        cache->counters.gpu_jobs++;
+        lane->stage = batch->pool->stage;
+        lane->flight_count++;
+        uint64_t pace = cache->settings->gpu_pace;
+        if (pace != KVT_AUTO)
+            lane->next_ns =
+                KVT_MAX(now, lane->next_ns) + (int64_t)((double)batch->bytes / (double)pace * 1e9);
+    }
+    kvt_pump(cache);
+}
+
+/* The pool of the next batch has another stage than the jobs in flight: the limit on CTAs holds for
+ * the device, so they must be over first. */
+static bool other_stage(struct kvt_lane *lane)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        const struct kvt_block *block = kvt_bq_peek(lane->cache, &lane->ready[kind]);
+        if (block != NULL && kvt_block_req(lane->cache, block)->pool->gpu->stage != lane->stage)
+            return true;
+    }
+    return false;
+}
+
+static bool ready(const struct kvt_lane *lane)
+{
+    return lane->ready[0].count + lane->ready[1].count > 0;
+}
+
+static bool may_start(struct kvt_lane *lane)
+{
+    if (!ready(lane) || lane->flight_count == KVT_LANE_FLIGHTS)
+        return false;
+    if (lane->flight_count > 0 && other_stage(lane))
+        return false;
+    return lane->next_ns <= kvt_clock_now(&lane->cache->clock);
+}
+
+static void sleep_a_while(struct kvt_lane *lane)
+{
+    struct kvt_cache *cache = lane->cache;
+    if (!ready(lane)) {
+        pthread_cond_wait(&lane->work, &cache->lock);
+        return;
+    }
+    struct timespec until = {.tv_sec = lane->next_ns / 1000000000, /* paced */
+                             .tv_nsec = lane->next_ns % 1000000000};
+    (void)pthread_cond_timedwait(&lane->work, &cache->lock, &until);
+}
+
+void *kvt_lane_main(void *arg)
+{
+    struct kvt_lane *lane = arg;
+    struct batch batch;
+    pthread_mutex_lock(&lane->cache->lock);
+    while (!lane->stop || lane->flight_count > 0) {
+        if (may_start(lane)) {
+            take_batch(lane, &batch);
+            if (batch.blocks.count > 0)
+                start_batch(lane, &batch);
+        } else if (lane->flight_count > 0) {
+            finish_oldest(lane);
+        } else {
+            sleep_a_while(lane);
+        }
+    }
+    pthread_mutex_unlock(&lane->cache->lock);
+    return NULL;
+}
+
+void kvt_lane_push(struct kvt_cache *cache, struct kvt_block *block, int kind)
+{
+    struct kvt_lane *lane = kvt_block_req(cache, block)->pool->gpu->lane;
+    kvt_bq_push(cache, &lane->ready[kind], block);
+    pthread_cond_signal(&lane->work);
+}
+
+bool kvt_lane_offline(const struct kvt_pool *pool)
+{
+    return pool->gpu != NULL && kvt_gpu_offline(pool->gpu->lane->gpu) != 0;
+}
