@@ -25,6 +25,7 @@ need_build() {
     need_library jansson libjansson-dev
     need_library cmocka libcmocka-dev
     want_library liburing liburing-dev
+    want_library ncurses libncurses-dev
 }
 need_demo() { # llama.cpp's sources and the model come as packages of PyPI
     need_program python3 python3

@@ -4,19 +4,15 @@
  * owner writes meanwhile may or may not be counted.
  * Threads: one.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli.h"
 #include "cli_config.h"
 #include "commands.h"
 #include "kvtier/kvtier.h"
+#include "stats_file.h"
 #include "store_dir.h"
 
 /* Records are sorted by key, and a key starts with its namespace: one pass makes the list. */
@@ -39,42 +35,6 @@ static json_t *list_namespaces(const struct kvt_dir *dir, uint64_t *bytes_total)
         *bytes_total += bytes;
     }
     return list;
-}
-
-/* The owner's last snapshot: lines "name value". NULL when there is none. */
-static json_t *read_counters(const char *path)
-{
-    char name[4096], line[256];
-    json_t *counters = NULL;
-
-    if (snprintf(name, sizeof(name), "%s/stats", path) >= (int)sizeof(name))
-        return NULL;
-    /* Not blocking: a FIFO of that name has no reader to wait for, and is not what we wrote. */
-    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    struct stat st;
-    FILE *f = fd < 0 || fstat(fd, &st) || !S_ISREG(st.st_mode) ? NULL : fdopen(fd, "r");
-    if (!f) {
-        if (fd >= 0)
-            close(fd);
-        return NULL;
-    }
-    counters = json_object();
-    while (fgets(line, sizeof(line), f)) {
-        line[strcspn(line, "\n")] = '\0';
-        char *space = strchr(line, ' ');
-        if (!space)
-            continue;
-        *space = '\0';
-        char *end;
-        errno = 0;
-        unsigned long long value = strtoull(space + 1, &end, 10);
-        if (space[1] >= '0' && space[1] <= '9' && !*end && !errno)
-            json_object_set_new(counters, line, json_integer((json_int_t)value));
-        else
-            json_object_set_new(counters, line, json_string(space + 1));
-    }
-    fclose(f);
-    return counters;
 }
 
 static void print_counters(const json_t *counters)
@@ -145,7 +105,7 @@ static json_t *describe(const char *path, char *error, size_t error_len)
         "records", (json_int_t)dir.record_count, "bytes", (json_int_t)bytes, "bytes_used",
         (json_int_t)stats.bytes_used, "bytes_max", (json_int_t)dir.superblock.cap_bytes,
         "recovered_bad", (json_int_t)stats.recovered_bad, "namespaces", namespaces);
-    json_t *counters = read_counters(path);
+    json_t *counters = kvt_stats_read(path, NULL);
     if (counters)
         json_object_set_new(store, "counters", counters);
     kvt_dir_close(&dir);

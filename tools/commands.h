@@ -7,6 +7,7 @@
 #define KVT_COMMANDS(X)                                                                   \
     X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")  \
     X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")    \
+    X("top", kvt_cmd_top, "what a running cache is doing: hits, rates, queues, drops")    \
     X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                  \
     X("verify", kvt_cmd_verify,                                                           \
       "read every block of a store as a load would, also beside its owner")               \
