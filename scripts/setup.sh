@@ -49,25 +49,29 @@ test) need_build; need_demo; need_lint ;;
 *) echo "setup.sh: unknown step '$step': build, demo, lint or test" >&2; exit 2 ;;
 esac
 
-# What is only wanted is tried once, before the first build, where that asks nobody.
-if [ ${#optional[@]} -gt 0 ] && [ ! -e "$(dirname "$0")/../build/CMakeCache.txt" ] &&
-    have_program apt-get && [ "$(id -u)" -eq 0 ]; then
-    echo "installing, optional: ${optional[*]}"
-    DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 install -y \
-        --no-install-recommends "${optional[@]}" >/dev/null 2>&1 ||
-        echo "setup.sh: going on without ${optional[*]}" >&2
-fi
-[ ${#packages[@]} -gt 0 ] || exit 0
-mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
-
-if ! have_program apt-get; then
-    echo "setup.sh: missing here (Debian names): ${packages[*]}" >&2
-    echo "setup.sh: no apt-get; install them with your package manager and try again" >&2
-    exit 1
-fi
 as_root=()
-if [ "$(id -u)" -ne 0 ]; then
-    if have_program sudo && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+may_install=no # without asking anybody
+if have_program apt-get; then
+    if [ "$(id -u)" -eq 0 ]; then
+        may_install=yes
+    elif have_program sudo && sudo -n true 2>/dev/null; then
+        may_install=yes
+        as_root=(sudo)
+    fi
+fi
+# What is only wanted is tried where that asks nobody, before the first build.
+if [ "$may_install" = no ] || [ -e "$(dirname "$0")/../build/CMakeCache.txt" ]; then
+    optional=()
+fi
+[ $((${#packages[@]} + ${#optional[@]})) -gt 0 ] || exit 0
+mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sed '/^$/d' | sort -u)
+
+if [ ${#packages[@]} -gt 0 ] && [ "$may_install" = no ]; then
+    if ! have_program apt-get; then
+        echo "setup.sh: missing here (Debian names): ${packages[*]}" >&2
+        echo "setup.sh: no apt-get; install them with your package manager and try again" >&2
+        exit 1
+    elif have_program sudo && [ -t 0 ]; then
         as_root=(sudo)
     else
         echo "setup.sh: missing packages, and neither root nor sudo to install them. Run:" >&2
@@ -75,17 +79,25 @@ if [ "$(id -u)" -ne 0 ]; then
         exit 1
     fi
 fi
-echo "installing: ${packages[*]}"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 apt() { # another apt may be at work: wait for its lock; a slow mirror gets three tries
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 \
         -o Acquire::Retries=3 "$@" >>"$log" 2>&1
 }
-install_all() { apt install -y --no-install-recommends "${packages[@]}"; }
+try_install() { apt install -y --no-install-recommends "$@"; }
 # The list of packages may be absent or stale: fetch it only when the first try fails.
-if ! install_all && ! { apt update && install_all; }; then
-    tail -n 30 "$log" >&2
-    echo "setup.sh: could not install: ${packages[*]}" >&2
-    exit 1
+install() { try_install "$@" || { apt update && try_install "$@"; }; }
+
+if [ ${#packages[@]} -gt 0 ]; then
+    echo "installing: ${packages[*]}"
+    if ! install "${packages[@]}"; then
+        tail -n 30 "$log" >&2
+        echo "setup.sh: could not install: ${packages[*]}" >&2
+        exit 1
+    fi
+fi
+if [ ${#optional[@]} -gt 0 ]; then
+    echo "installing, optional: ${optional[*]}"
+    install "${optional[@]}" || echo "setup.sh: going on without ${optional[*]}" >&2
 fi
