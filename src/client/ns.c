@@ -116,7 +116,6 @@ static int ns_register(struct kvt_cache *cache, struct kvt_ns *ns, struct kvt_ms
         rc = KVT_E_LIMIT; /* a raw record would be larger than any record may be */
     } else if (ns->shape != NULL) {
         msg->block_tokens = layout->block_tokens;
-        msg->group_count = 1;
         memcpy(msg->record_bytes, ns->shape->record_bytes, sizeof(msg->record_bytes));
         rc = kvt_call_ns_open(cache, msg, &ns->handle);
     }

@@ -168,8 +168,8 @@ int kvt_entry_check(const struct kvt_entry *entry, uint32_t segment_pages)
 {
     if (!kvt_full_key_ok(&entry->key) || !kvt_parent_ok(entry->parent, entry->parent_len))
         return KVT_E_CORRUPT;
-    if (entry->map < KVT_LEVEL_INT4 || entry->map > KVT_LEVEL_RAW || entry->reserved[0] ||
-        entry->reserved[1] || entry->zero)
+    if (kvt_map_id_level(entry->map) == 0 || entry->reserved[0] || entry->reserved[1] ||
+        entry->zero)
         return KVT_E_CORRUPT;
     /* page 0 is the segment header; the last page is kept for the trailer */
     if (!entry->page || !entry->pages || entry->pages > KVT_RECORD_BYTES_MAX / KVT_PAGE_BYTES ||

@@ -108,7 +108,7 @@ static_assert(sizeof(struct kvt_trailer) == 4096, "trailer is one page");
 enum kvt_journal_kind {
     KVT_JOURNAL_PURGE_NS = 1,  /* records of ns with sequence < value are gone */
     KVT_JOURNAL_PURGE_KEY = 2, /* records of key with sequence < value are gone */
-    KVT_JOURNAL_LEVEL_MAP = 3, /* reserved: a level map of a namespace */
+    KVT_JOURNAL_LEVEL_MAP = 3, /* reserved: maps travel in their records */
     KVT_JOURNAL_PURGE_ALL = 4  /* every record with sequence < value is gone; key is not used */
 };
 

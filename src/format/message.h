@@ -70,15 +70,16 @@ struct kvt_msg_key { /* = struct kvt_key with hash bytes past hash_len zeroed */
 };
 static_assert(sizeof(struct kvt_msg_key) == 40, "wire key");
 
-/* NS_OPEN. record_bytes[map]: bytes of a record under uniform map 1..6 for each group that the
- * layout has; 0: not storable. reply.status >= 0, reply.ns the handle. Groups: first light takes
- * group 0 only (group_count 1). Errors: KVT_E_LAYOUT records of other sizes exist, KVT_E_LIMIT,
- * KVT_E_TOO_SMALL. */
+/* NS_OPEN: one group of a namespace. record_bytes[map]: bytes of its records under uniform map
+ * 1..6; 0: not storable. reply.status >= 0, reply.ns the handle of this group. Errors: KVT_E_LAYOUT
+ * records of other sizes exist, KVT_E_LIMIT, KVT_E_TOO_SMALL. */
 struct kvt_msg_ns_open {
     struct kvt_msg msg;
     uint8_t id[KVT_NS_BYTES];
     uint32_t block_tokens;
-    uint32_t group_count;
+    uint16_t group;
+    uint8_t loose; /* 1: a block is of use without the ones before it: no chain is kept */
+    uint8_t reserved;
     uint32_t record_bytes[8]; /* index = map id; [0] and [7] unused */
     char label[64];           /* model name for people, printable ASCII, zero-terminated */
 };
@@ -87,11 +88,12 @@ struct kvt_msg_ns_open {
 struct kvt_msg_keys {
     struct kvt_msg msg;
     uint8_t min_level; /* LOOKUP, PREFETCH */
-    uint8_t reserved[7];
+    uint8_t each;      /* LOOKUP: 1: look at every key, also behind an absent one */
+    uint8_t reserved[6];
     struct kvt_msg_key keys[];
 };
 
-struct kvt_msg_lookup_reply { /* msg.status: the leading run; msg.count entries as asked */
+struct kvt_msg_lookup_reply { /* msg.status: the leading run (each: hits); msg.count entries */
     struct kvt_msg msg;
     struct kvt_lookup_entry {
         uint8_t tier;  /* enum kvt_tier */
@@ -110,13 +112,16 @@ enum kvt_replace {
 };
 
 /* ALLOC. keys: one chain, parents first. Behind a block that is neither stored nor being stored
- * (the named parent, or a key that was dropped) the rest is dropped: no lookup would reach it. */
+ * (the named parent, or a key that was dropped) the rest is dropped: no lookup would reach it.
+ * map 0: a mixed one of `level` and `record_bytes`; the reply tells the id that it has, or
+ * KVT_E_LIMIT for the whole message when no id is left. */
 struct kvt_msg_alloc {
     struct kvt_msg msg;
     uint8_t map;
-    uint8_t parent_len; /* 0: keys[0] starts the sequence */
-    uint8_t replace;    /* enum kvt_replace */
-    uint8_t reserved[5];
+    uint8_t parent_len;    /* 0: keys[0] starts the sequence */
+    uint8_t replace;       /* enum kvt_replace */
+    uint8_t level;         /* map 0: its lowest level */
+    uint32_t record_bytes; /* map 0 */
     uint32_t first_pos;    /* of keys[0], tokens */
     uint32_t block_tokens; /* position step */
     uint8_t parent[KVT_HASH_BYTES_MAX];
@@ -125,6 +130,8 @@ struct kvt_msg_alloc {
 
 struct kvt_msg_alloc_reply { /* msg.count entries, in order */
     struct kvt_msg msg;
+    uint8_t map; /* id to be written into the records */
+    uint8_t reserved[7];
     struct kvt_alloc_entry {
         int32_t status; /* 0; KVT_E_EXISTS; KVT_E_DROPPED no slot; KVT_E_MISS switched off */
         uint32_t slot;

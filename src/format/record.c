@@ -85,7 +85,7 @@ int kvt_record_header_check(const struct kvt_record_header *header)
         return KVT_E_NEWER;
     if (!kvt_full_key_ok(&header->key) || !kvt_parent_ok(header->parent, header->parent_len))
         return KVT_E_CORRUPT;
-    if (header->map < KVT_LEVEL_INT4 || header->map > KVT_LEVEL_RAW || header->flags)
+    if (kvt_map_id_level(header->map) == 0 || header->flags)
         return KVT_E_CORRUPT;
     if (!header->payload_bytes || header->record_bytes != kvt_record_bytes(header->payload_bytes))
         return KVT_E_CORRUPT;

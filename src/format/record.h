@@ -18,6 +18,44 @@
 #define KVT_RECORD_VERSION 0u        /* 1 once the GPU kernels agree with the codec */
 #define KVT_PAGE_BYTES 4096u
 
+/* Map ids (4 bits). 1..6 are the uniform maps of enum kvt_level; 7..15 are mixed: the payload
+ * begins with its own map (struct kvt_record_map), and the id tells only the lowest level and,
+ * within one (namespace, group), the length. So a record can be decoded alone, and a store need not
+ * know what is in a map. */
+#define KVT_MAP_IDS 16u
+#define KVT_MAP_MIXED_FIRST 7u
+
+/* The lowest level of the parts coded; 0: no such id. */
+static inline int kvt_map_id_level(unsigned map)
+{
+    static const uint8_t levels[KVT_MAP_IDS] = {0,
+                                                KVT_LEVEL_INT4,
+                                                KVT_LEVEL_KV4,
+                                                KVT_LEVEL_KV5,
+                                                KVT_LEVEL_KV6,
+                                                KVT_LEVEL_KV8,
+                                                KVT_LEVEL_RAW,
+                                                KVT_LEVEL_INT4,
+                                                KVT_LEVEL_KV4,
+                                                KVT_LEVEL_KV4,
+                                                KVT_LEVEL_KV4,
+                                                KVT_LEVEL_KV5,
+                                                KVT_LEVEL_KV5,
+                                                KVT_LEVEL_KV6,
+                                                KVT_LEVEL_KV8,
+                                                KVT_LEVEL_KV8};
+    return map < KVT_MAP_IDS ? levels[map] : 0;
+}
+
+/* Start of a mixed record's payload; the levels follow, 4 bits each (kvt_map_get()), then zeros to
+ * a multiple of 16 bytes, then the heads' bytes, then zeros to payload_bytes. */
+struct kvt_record_map {
+    uint32_t entries;     /* (part, head) of the group */
+    uint32_t coded_bytes; /* of the heads, together */
+    uint64_t zero;
+};
+static_assert(sizeof(struct kvt_record_map) == 16, "map header is 16 bytes");
+
 /* A block's full key, as it stands in records, footers and messages. Compared as bytes: hash bytes
  * past hash_len are zero. */
 struct kvt_full_key {
@@ -32,11 +70,11 @@ static_assert(sizeof(struct kvt_full_key) == 56, "full key is 56 bytes");
 
 /* On-disk header, little-endian. A parent has the same namespace, group and shard. */
 struct kvt_record_header {
-    uint32_t magic;          /*   0 */
-    uint16_t version;        /*   4 */
-    uint8_t map;             /*   6 level map id; 1..6 are the uniform maps of enum kvt_level */
-    uint8_t parent_len;      /*   7 0: no parent */
-    struct kvt_full_key key; /*   8 */
+    uint32_t magic;                     /*   0 */
+    uint16_t version;                   /*   4 */
+    uint8_t map;                        /*   6 level map id */
+    uint8_t parent_len;                 /*   7 0: no parent */
+    struct kvt_full_key key;            /*   8 */
     uint8_t parent[KVT_HASH_BYTES_MAX]; /* 64 */
     uint32_t first_pos;                 /*  96 position of the block's first token */
     uint32_t record_bytes;              /* 100 whole record, multiple of 4096 */

@@ -29,27 +29,32 @@ void kvt_namespaces_destroy(struct kvt_namespaces *spaces)
     memset(spaces, 0, sizeof(*spaces));
 }
 
-static uint32_t home_of(const uint8_t id[KVT_NS_BYTES])
+static uint32_t home_of(const uint8_t id[KVT_NS_BYTES], uint16_t group)
 {
     uint32_t word;
 
     memcpy(&word, id, sizeof(word)); /* ids are hashes: any four bytes will do */
-    return word & (CELLS - 1);
+    return (word + group) & (CELLS - 1);
 }
 
-static uint32_t cell_of(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES])
+static uint32_t cell_of(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES],
+                        uint16_t group)
 {
-    uint32_t cell = home_of(id);
+    uint32_t cell = home_of(id, group);
 
-    while (spaces->hash[cell] &&
-           memcmp(spaces->table[spaces->hash[cell] - 1].id, id, KVT_NS_BYTES) != 0)
-        cell = (cell + 1) & (CELLS - 1);
+    for (; spaces->hash[cell]; cell = (cell + 1) & (CELLS - 1)) {
+        const struct kvt_namespace *ns = &spaces->table[spaces->hash[cell] - 1];
+
+        if (ns->group == group && memcmp(ns->id, id, KVT_NS_BYTES) == 0)
+            break;
+    }
     return cell;
 }
 
-uint32_t kvt_namespaces_find(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES])
+uint32_t kvt_namespaces_find(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES],
+                             uint16_t group)
 {
-    uint16_t value = spaces->hash[cell_of(spaces, id)];
+    uint16_t value = spaces->hash[cell_of(spaces, id, group)];
 
     return value ? value - 1u : KVT_NS_NONE;
 }
@@ -59,7 +64,8 @@ static void rebuild(struct kvt_namespaces *spaces)
     memset(spaces->hash, 0, CELLS * sizeof(*spaces->hash));
     for (uint32_t i = 0; i < spaces->touched; i++)
         if (spaces->table[i].used)
-            spaces->hash[cell_of(spaces, spaces->table[i].id)] = (uint16_t)(i + 1);
+            spaces->hash[cell_of(spaces, spaces->table[i].id, spaces->table[i].group)] =
+                (uint16_t)(i + 1);
 }
 
 /* A number for a new namespace: an unused one, else one of an empty, never opened namespace. */
@@ -80,9 +86,10 @@ static uint32_t number_take(struct kvt_namespaces *spaces)
     return KVT_NS_NONE;
 }
 
-uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES])
+uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES],
+                            uint16_t group)
 {
-    uint32_t number = kvt_namespaces_find(spaces, id);
+    uint32_t number = kvt_namespaces_find(spaces, id, group);
     struct kvt_namespace *ns;
 
     if (number != KVT_NS_NONE)
@@ -93,9 +100,10 @@ uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_
     ns = &spaces->table[number];
     memset(ns, 0, sizeof(*ns));
     memcpy(ns->id, id, KVT_NS_BYTES);
+    ns->group = group;
     ns->used = 1;
     spaces->used++;
-    spaces->hash[cell_of(spaces, id)] = (uint16_t)(number + 1);
+    spaces->hash[cell_of(spaces, id, group)] = (uint16_t)(number + 1);
     return number;
 }
 
@@ -103,7 +111,8 @@ static int lengths_check(const struct kvt_msg_ns_open *open)
 {
     int any = 0;
 
-    if (open->group_count != 1 || !open->block_tokens || open->block_tokens > KVT_BLOCK_TOKENS_MAX)
+    if (open->loose > 1 || open->reserved || !open->block_tokens ||
+        open->block_tokens > KVT_BLOCK_TOKENS_MAX)
         return KVT_E_INVAL;
     for (unsigned map = 0; map < 8; map++) {
         uint32_t bytes = open->record_bytes[map];
@@ -125,7 +134,7 @@ long kvt_namespaces_open(struct kvt_namespaces *spaces, const struct kvt_msg_ns_
 
     if (err)
         return err;
-    number = kvt_namespaces_add(spaces, open->id);
+    number = kvt_namespaces_add(spaces, open->id, open->group);
     if (number == KVT_NS_NONE)
         return KVT_E_LIMIT;
     ns = &spaces->table[number];
@@ -141,10 +150,34 @@ long kvt_namespaces_open(struct kvt_namespaces *spaces, const struct kvt_msg_ns_
         if (open->record_bytes[map])
             ns->record_pages[map] = open->record_bytes[map] / KVT_PAGE_BYTES;
     ns->opened = 1;
+    ns->loose = open->loose;
     ns->block_tokens = open->block_tokens;
     memcpy(ns->label, open->label, sizeof(ns->label));
     ns->label[sizeof(ns->label) - 1] = 0;
     return (long)number;
+}
+
+uint8_t kvt_namespaces_mixed(struct kvt_namespaces *spaces, uint32_t ns, int level,
+                             uint32_t record_bytes)
+{
+    struct kvt_namespace *n = &spaces->table[ns];
+    uint32_t pages = record_bytes / KVT_PAGE_BYTES;
+    uint8_t unused = 0;
+
+    /* Never longer than a raw record: that one has been found to have a place everywhere. */
+    if (!pages || record_bytes % KVT_PAGE_BYTES || pages > n->record_pages[KVT_LEVEL_RAW])
+        return 0;
+    for (uint8_t map = KVT_NS_MAPS - 1; map >= KVT_MAP_MIXED_FIRST; map--) {
+        if (kvt_map_id_level(map) != level)
+            continue;
+        if (n->record_pages[map] == pages)
+            return map;
+        if (!n->record_pages[map])
+            unused = map;
+    }
+    if (unused)
+        n->record_pages[unused] = pages;
+    return unused;
 }
 
 bool kvt_namespaces_learn(struct kvt_namespaces *spaces, uint32_t ns, uint8_t map, uint32_t pages)

@@ -1,4 +1,5 @@
 /* Namespaces that the store knows: those opened by clients and those whose records recovery found.
+ * What has a number here is one group of a namespace: groups have records of their own lengths.
  *
  * Rules
  *  1. A map of a namespace has one record length. Whoever says it first (an open, a record on disk)
@@ -16,15 +17,17 @@
 
 #define KVT_NAMESPACES_MAX 4096u /* 12 bits of an index entry */
 #define KVT_NS_NONE UINT32_MAX
-#define KVT_NS_MAPS 16u
+#define KVT_NS_MAPS KVT_MAP_IDS
 
 struct kvt_namespace {
     uint8_t id[KVT_NS_BYTES];
+    uint16_t group;
     uint32_t record_pages[KVT_NS_MAPS]; /* 0: not known */
     uint32_t block_tokens;              /* 0 until opened */
     uint64_t blocks;                    /* entries of the index */
     uint8_t used;
     uint8_t opened;
+    uint8_t loose;   /* blocks are of use without the ones before them */
     uint8_t purging; /* everything in it is a miss until the purge has ended */
     char label[64];
 };
@@ -39,13 +42,20 @@ struct kvt_namespaces {
 __attribute__((warn_unused_result)) int kvt_namespaces_init(struct kvt_namespaces *spaces);
 void kvt_namespaces_destroy(struct kvt_namespaces *spaces);
 
-uint32_t kvt_namespaces_find(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES]);
+uint32_t kvt_namespaces_find(const struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES],
+                             uint16_t group);
 /* Find or add. KVT_NS_NONE when the table is full of namespaces in use. */
-uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES]);
+uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES],
+                            uint16_t group);
 
 /* Open by message: checks lengths against what is known. The number, KVT_E_LAYOUT, KVT_E_LIMIT,
  * KVT_E_INVAL. */
 long kvt_namespaces_open(struct kvt_namespaces *spaces, const struct kvt_msg_ns_open *open);
+
+/* The id of the mixed map of that lowest level and length: the one that has it, else a new one.
+ * 0: all ids of the level have other lengths, or the length is not one that a record can have. */
+uint8_t kvt_namespaces_mixed(struct kvt_namespaces *spaces, uint32_t ns, int level,
+                             uint32_t record_bytes);
 
 /* Learn the length of a record found on disk: false when it contradicts what is known. */
 bool kvt_namespaces_learn(struct kvt_namespaces *spaces, uint32_t ns, uint8_t map, uint32_t pages);

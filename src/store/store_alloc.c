@@ -28,6 +28,8 @@ struct chain { /* an ALLOC in progress */
     const struct kvt_msg_alloc *request;
     uint32_t client;
     uint32_t ns;
+    uint8_t map;                /* of all its records */
+    bool loose;                 /* a group whose blocks need no predecessors */
     struct kvt_full_key parent; /* of the next key */
     bool has_parent;
     bool broken; /* rule 3 */
@@ -92,7 +94,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
                      struct kvt_alloc_entry *out)
 {
     struct kvt_store *store = chain->store;
-    uint32_t bytes = kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->request->map);
+    uint32_t bytes = kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->map);
     uint32_t slot = make_room(chain, entry, bytes);
     struct kvt_slot *s;
 
@@ -105,7 +107,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
     s = kvt_slot_at(&store->slots, slot);
     s->key = *full;
     s->entry = entry;
-    s->map = chain->request->map;
+    s->map = chain->map;
     s->filler = 1;
     s->replace = chain->request->replace;
     s->sequence = store->sequence_next++;
@@ -120,16 +122,18 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
 /* Whether a record of map `map` would take the place of the entry's, which is present. */
 static bool would_replace(const struct kvt_index_entry *e, unsigned map, uint8_t replace)
 {
-    int present = kvt_level_of_map(e->map), wanted = kvt_level_of_map(map);
+    int present = kvt_map_id_level(e->map), wanted = kvt_map_id_level(map);
 
     return replace == KVT_REPLACE_COOL ? present > wanted : present < wanted;
 }
 
 /* Whether the present copy is good enough for this request. */
-static bool serves(const struct kvt_index_entry *e, const struct kvt_msg_alloc *request)
+static bool serves(const struct chain *chain, const struct kvt_index_entry *e)
 {
-    return kvt_index_present(e) && (request->replace == KVT_REPLACE_NEW ||
-                                    !would_replace(e, request->map, request->replace));
+    uint8_t replace = chain->request->replace;
+
+    return kvt_index_present(e) &&
+           (replace == KVT_REPLACE_NEW || !would_replace(e, chain->map, replace));
 }
 
 static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
@@ -144,7 +148,7 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
         store->counts.index_collision++;
         return KVT_E_DROPPED;
     }
-    if (entry != KVT_INDEX_NONE && serves(kvt_index_at(&store->index, entry), chain->request)) {
+    if (entry != KVT_INDEX_NONE && serves(chain, kvt_index_at(&store->index, entry))) {
         kvt_policy_hit(&store->policy, entry);
         link_parent(chain, entry);
         store->counts.alloc_exists++;
@@ -189,6 +193,8 @@ static void alloc_chain(struct chain *chain, struct kvt_alloc_entry *entries)
 
         kvt_key_full(store, chain->ns, &request->keys[i], &full);
         entries[i].status = alloc_key(chain, &full, &entries[i]);
+        if (chain->loose)
+            continue;
         if (entries[i].status == KVT_E_DROPPED) {
             entry = kvt_entry_find(store, &full);
             if (entry == KVT_INDEX_NONE || !kvt_index_present(kvt_index_at(&store->index, entry)))
@@ -214,9 +220,11 @@ static bool reachable(const struct kvt_store *store, const struct kvt_full_key *
 static bool alloc_valid(const struct kvt_store *store, const struct kvt_msg_alloc *request,
                         uint32_t ns)
 {
-    return request->map >= 1 && request->map <= 6 && request->replace <= KVT_REPLACE_COOL &&
+    if (!request->map && (request->level < KVT_LEVEL_INT4 || request->level > KVT_LEVEL_KV8))
+        return false;
+    return request->map <= KVT_LEVEL_RAW && request->replace <= KVT_REPLACE_COOL &&
            request->parent_len <= KVT_HASH_BYTES_MAX &&
-           kvt_namespace_record_bytes(&store->spaces, ns, request->map) != 0;
+           (!request->map || kvt_namespace_record_bytes(&store->spaces, ns, request->map) != 0);
 }
 
 void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
@@ -230,9 +238,19 @@ void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt
         kvt_reply_status(store, client, msg->op, msg->cookie, KVT_E_INVAL);
         return;
     }
+    chain.map = request->map;
+    if (!chain.map)
+        chain.map =
+            kvt_namespaces_mixed(&store->spaces, chain.ns, request->level, request->record_bytes);
+    if (!chain.map) {
+        kvt_reply_status(store, client, msg->op, msg->cookie, KVT_E_LIMIT);
+        return;
+    }
+    chain.loose = kvt_namespace_at(&store->spaces, chain.ns)->loose != 0;
     reply = (struct kvt_msg_alloc_reply *)kvt_reply_begin(
         store, msg, sizeof(*reply) + msg->count * sizeof(reply->entries[0]));
     reply->msg.count = msg->count;
+    reply->map = chain.map;
     if (!store->enabled)
         refusal = KVT_E_MISS;
     else if (kvt_namespace_at(&store->spaces, chain.ns)->purging || store->closing)
@@ -242,7 +260,7 @@ void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt
         for (uint32_t i = 0; i < msg->count; i++)
             reply->entries[i].status = refusal;
     } else {
-        if (request->parent_len && msg->count) {
+        if (request->parent_len && msg->count && !chain.loose) {
             struct kvt_msg_key parent = request->keys[0];
 
             memcpy(parent.hash, request->parent, sizeof(parent.hash));
@@ -284,7 +302,7 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
 
     if (kvt_index_present(e)) {
         store->counts.commit_replaced++;
-        store->counts.commit_cooled += kvt_level_of_map(e->map) > kvt_level_of_map(s->map);
+        store->counts.commit_cooled += kvt_map_id_level(e->map) > kvt_map_id_level(s->map);
         kvt_entry_set_pinned(store, entry, false);
         if (e->slot != KVT_INDEX_NONE)
             kvt_entry_drop_slot(store, entry, false);

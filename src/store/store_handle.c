@@ -85,10 +85,10 @@ static bool ns_valid(const struct kvt_store *store, uint32_t handle)
            kvt_namespace_at(&store->spaces, handle - 1)->opened;
 }
 
-static bool keys_valid(const struct kvt_msg_key *keys, uint32_t count)
+static bool keys_valid(const struct kvt_msg_key *keys, uint32_t count, uint16_t group)
 {
     for (uint32_t i = 0; i < count; i++)
-        if (!keys[i].hash_len || keys[i].hash_len > KVT_HASH_BYTES_MAX || keys[i].group)
+        if (!keys[i].hash_len || keys[i].hash_len > KVT_HASH_BYTES_MAX || keys[i].group != group)
             return false;
     return true;
 }
@@ -138,7 +138,7 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
     if (msg->bytes != kvt_round_up(bytes, 8) || (handler->takes_ns && !ns_valid(store, msg->ns)) ||
         (handler->keys &&
          !keys_valid((const struct kvt_msg_key *)((const uint8_t *)msg + handler->fixed_bytes),
-                     msg->count))) {
+                     msg->count, kvt_namespace_at(&store->spaces, msg->ns - 1)->group))) {
         refuse(store, client, msg);
         return 0;
     }

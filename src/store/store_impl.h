@@ -210,11 +210,6 @@ void kvt_reply_status(struct kvt_store *store, uint32_t client, uint16_t op, uin
 void kvt_key_full(const struct kvt_store *store, uint32_t ns, const struct kvt_msg_key *key,
                   struct kvt_full_key *out);
 
-static inline int kvt_level_of_map(unsigned map)
-{
-    return map <= 6 ? (int)map : 0; /* uniform maps; others arrive with profiles */
-}
-
 static inline int64_t kvt_store_now(const struct kvt_store *store)
 {
     return kvt_clock_now(&store->params.clock);

@@ -42,7 +42,7 @@ static uint32_t wanted_entry(struct kvt_store *store, const struct kvt_load *loa
         store->counts.index_collision++;
         return KVT_INDEX_NONE;
     }
-    if (kvt_level_of_map(e->map) < load->min_level) {
+    if (kvt_map_id_level(e->map) < load->min_level) {
         store->counts.load_miss_level++;
         return KVT_INDEX_NONE;
     }

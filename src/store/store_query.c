@@ -112,12 +112,12 @@ static bool lookup_one(struct kvt_store *store, const struct kvt_msg_keys *reque
             store->counts.lookup_miss_absent++;
         return false;
     }
-    if (kvt_level_of_map(e->map) < request->min_level) {
+    if (kvt_map_id_level(e->map) < request->min_level) {
         store->counts.lookup_miss_level++;
         return false;
     }
     out->map = e->map;
-    out->level = (uint8_t)kvt_level_of_map(e->map);
+    out->level = (uint8_t)kvt_map_id_level(e->map);
     /* A READING slot still costs a read: it is on disk for whoever plans. */
     if (e->slot != KVT_INDEX_NONE && kvt_slot_at(&store->slots, e->slot)->state == KVT_SLOT_VALID) {
         out->tier = KVT_TIER_DRAM;
@@ -141,9 +141,13 @@ void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kv
     store->counts.lookup_keys += msg->count;
     if (store->enabled) {
         find_keys(store, msg->ns - 1, request->keys, msg->count);
-        while (run < msg->count &&
-               lookup_one(store, request, msg->ns - 1, run, &reply->entries[run]))
-            run++;
+        for (uint32_t i = 0; i < msg->count; i++) {
+            bool hit = lookup_one(store, request, msg->ns - 1, i, &reply->entries[i]);
+
+            run += hit;
+            if (!hit && !request->each)
+                break;
+        }
     } else {
         store->counts.off_requests++;
     }

@@ -129,10 +129,10 @@ static void found(void *ctx, const struct kvt_entry *record, uint32_t segment, u
     struct kvt_store_disk *disk = ctx;
     struct kvt_store *store = disk->store;
     struct kvt_l2_where where = {.segment = segment, .page = record->page};
-    uint32_t ns = kvt_namespaces_add(&store->spaces, record->key.ns);
+    uint32_t ns = kvt_namespaces_add(&store->spaces, record->key.ns, record->key.group);
     uint32_t entry;
 
-    if (ns == KVT_NS_NONE || record->map < 1 || record->map > 6 ||
+    if (ns == KVT_NS_NONE || kvt_map_id_level(record->map) == 0 ||
         !kvt_namespaces_learn(&store->spaces, ns, record->map, record->pages) ||
         segments_grow(disk, segment + 1)) {
         store->counts.recovered_bad++;

@@ -59,7 +59,7 @@ def entry(data, segment_pages):
     sequence, checksum, page, pages, first_pos, level, parent_len = struct.unpack_from(
         "<QQIIIBB", data, 88
     )
-    need(1 <= level <= 6 and parent_len <= 32 and not any(data[56 + parent_len : 88]))
+    need(1 <= level <= 15 and parent_len <= 32 and not any(data[56 + parent_len : 88]))
     need(not any(data[118:128]) and page >= 1 and pages >= 1 and page + pages < segment_pages)
     return {
         "key": key,

@@ -301,7 +301,6 @@ int rig_try_ns(struct rig *rig, uint8_t name, const uint32_t pages[7], uint32_t 
 
     memset(msg->id, name, sizeof(msg->id));
     msg->block_tokens = 16;
-    msg->group_count = 1;
     for (int map = 1; map <= 6; map++)
         msg->record_bytes[map] = pages[map] * 4096;
     rig_forget_replies(rig);

@@ -482,7 +482,8 @@ static void test_entry_fields(void **state)
     ENTRY(e.key.reserved = 1, KVT_E_CORRUPT);
     ENTRY(e.parent_len = 255, KVT_E_CORRUPT);
     ENTRY(e.map = 0, KVT_E_CORRUPT);
-    ENTRY(e.map = 7, KVT_E_CORRUPT);
+    ENTRY(e.map = 15, 0);
+    ENTRY(e.map = 16, KVT_E_CORRUPT);
     ENTRY(e.reserved[0] = 1, KVT_E_CORRUPT);
     ENTRY(e.reserved[1] = 1, KVT_E_CORRUPT);
     ENTRY(e.zero = 1, KVT_E_CORRUPT);

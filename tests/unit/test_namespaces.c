@@ -42,7 +42,7 @@ static const uint8_t *id_of(uint32_t home, uint32_t number)
 
 static struct kvt_msg_ns_open open_of(uint32_t number)
 {
-    struct kvt_msg_ns_open open = {.block_tokens = 16, .group_count = 1};
+    struct kvt_msg_ns_open open = {.block_tokens = 16};
 
     memcpy(open.id, id_of(number, number), sizeof(open.id));
     open.record_bytes[2] = 2 * KVT_PAGE_BYTES;
@@ -54,12 +54,12 @@ static void test_one_number_each(void **state)
 {
     (void)state;
     for (uint32_t i = 0; i < 300; i++)
-        assert_int_equal(kvt_namespaces_find(&spaces, id_of(i % 3, i)), KVT_NS_NONE);
+        assert_int_equal(kvt_namespaces_find(&spaces, id_of(i % 3, i), 0), KVT_NS_NONE);
     for (uint32_t i = 0; i < 300; i++)
-        assert_int_equal(kvt_namespaces_add(&spaces, id_of(i % 3, i)), i);
+        assert_int_equal(kvt_namespaces_add(&spaces, id_of(i % 3, i), 0), i);
     for (uint32_t i = 0; i < 300; i++) {
-        assert_int_equal(kvt_namespaces_find(&spaces, id_of(i % 3, i)), i);
-        assert_int_equal(kvt_namespaces_add(&spaces, id_of(i % 3, i)), i);
+        assert_int_equal(kvt_namespaces_find(&spaces, id_of(i % 3, i), 0), i);
+        assert_int_equal(kvt_namespaces_add(&spaces, id_of(i % 3, i), 0), i);
         assert_memory_equal(kvt_namespace_at(&spaces, i)->id, id_of(i % 3, i), KVT_NS_BYTES);
     }
     assert_int_equal(spaces.used, 300);
@@ -97,8 +97,8 @@ static void test_open_refuses_nonsense(void **state)
         change;                                                             \
         assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_INVAL); \
     } while (0)
-    REFUSED(open.group_count = 0);
-    REFUSED(open.group_count = 2);
+    REFUSED(open.loose = 2);
+    REFUSED(open.reserved = 1);
     REFUSED(open.block_tokens = 0);
     REFUSED(open.block_tokens = KVT_BLOCK_TOKENS_MAX + 1);
     REFUSED(open.record_bytes[0] = KVT_PAGE_BYTES);
@@ -117,7 +117,7 @@ static void test_open_refuses_nonsense(void **state)
 static void test_disk_and_open_agree(void **state)
 {
     struct kvt_msg_ns_open open = open_of(1);
-    uint32_t ns = kvt_namespaces_add(&spaces, open.id);
+    uint32_t ns = kvt_namespaces_add(&spaces, open.id, 0);
 
     (void)state;
     assert_true(kvt_namespaces_learn(&spaces, ns, 2, 3)); /* a record on disk says it first */
@@ -129,6 +129,62 @@ static void test_disk_and_open_agree(void **state)
     assert_false(kvt_namespace_at(&spaces, ns)->opened);
     open.record_bytes[2] = 3 * KVT_PAGE_BYTES;
     assert_int_equal(kvt_namespaces_open(&spaces, &open), (long)ns);
+}
+
+static void test_groups_are_apart(void **state)
+{
+    struct kvt_msg_ns_open open = open_of(1);
+    uint32_t numbers[3];
+
+    (void)state;
+    for (uint16_t group = 0; group < 3; group++) {
+        open.group = group;
+        open.loose = group == 2;
+        open.record_bytes[2] = (2u + group) * KVT_PAGE_BYTES; /* each has its own lengths */
+        numbers[group] = (uint32_t)kvt_namespaces_open(&spaces, &open);
+        assert_int_equal(numbers[group], group);
+        assert_int_equal(kvt_namespaces_find(&spaces, open.id, group), group);
+        assert_int_equal(kvt_namespace_at(&spaces, group)->loose, group == 2);
+        assert_int_equal(kvt_namespace_at(&spaces, group)->group, group);
+    }
+    assert_int_equal(kvt_namespaces_find(&spaces, open.id, 3), KVT_NS_NONE);
+    for (uint16_t group = 0; group < 3; group++)
+        assert_int_equal(kvt_namespace_record_bytes(&spaces, numbers[group], 2),
+                         (2u + group) * KVT_PAGE_BYTES);
+}
+
+static void test_ids_of_mixed_maps(void **state)
+{
+    struct kvt_msg_ns_open open = open_of(1);
+    uint32_t ns = (uint32_t)kvt_namespaces_open(&spaces, &open), page = KVT_PAGE_BYTES;
+    uint8_t ids[3];
+
+    (void)state;
+    /* Equal level and length: one id. Three lengths have room at kv4, and say their level. */
+    for (uint32_t i = 0; i < 3; i++) {
+        ids[i] = kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV4, (3 + i) * page);
+        assert_true(ids[i] >= KVT_MAP_MIXED_FIRST && ids[i] < KVT_MAP_IDS);
+        assert_int_equal(kvt_map_id_level(ids[i]), KVT_LEVEL_KV4);
+        assert_int_equal(kvt_namespace_record_bytes(&spaces, ns, ids[i]), (3 + i) * page);
+        for (uint32_t j = 0; j < i; j++)
+            assert_int_not_equal(ids[i], ids[j]);
+    }
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV4, 4 * page), ids[1]);
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV4, 6 * page), 0);
+    assert_int_not_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV5, 6 * page), 0);
+    assert_int_not_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV8, 6 * page), 0);
+    /* Lengths that no record has, or longer than raw; levels that are none. */
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV8, 9 * page), 0);
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV8, 0), 0);
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV8, page + 1), 0);
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_RAW, page), 0);
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, 0, page), 0);
+    /* What a record on disk said first counts. */
+    open.id[0] ^= 0xff;
+    ns = (uint32_t)kvt_namespaces_open(&spaces, &open);
+    assert_true(kvt_namespaces_learn(&spaces, ns, ids[0], 7));
+    assert_int_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV4, 7 * page), ids[0]);
+    assert_int_not_equal(kvt_namespaces_mixed(&spaces, ns, KVT_LEVEL_KV4, 6 * page), ids[0]);
 }
 
 static void test_full_table(void **state)
@@ -143,20 +199,20 @@ static void test_full_table(void **state)
     }
     open = open_of(KVT_NAMESPACES_MAX);
     assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LIMIT);
-    assert_int_equal(kvt_namespaces_add(&spaces, open.id), KVT_NS_NONE);
+    assert_int_equal(kvt_namespaces_add(&spaces, open.id, 0), KVT_NS_NONE);
     /* what was opened stays, and so does what holds a block or is being purged */
     for (uint32_t i = 100; i < 103; i++)
         kvt_namespace_at(&spaces, i)->opened = 0;
     kvt_namespace_at(&spaces, 100)->blocks = 1;
     kvt_namespace_at(&spaces, 101)->purging = 1;
-    number = kvt_namespaces_add(&spaces, open.id);
+    number = kvt_namespaces_add(&spaces, open.id, 0);
     assert_int_equal(number, 102);
     assert_int_equal(kvt_namespace_at(&spaces, 102)->record_pages[2], 0); /* a new life */
-    assert_int_equal(kvt_namespaces_find(&spaces, id_of(102, 102)), KVT_NS_NONE);
+    assert_int_equal(kvt_namespaces_find(&spaces, id_of(102, 102), 0), KVT_NS_NONE);
     for (uint32_t i = 0; i < KVT_NAMESPACES_MAX; i++)
         if (i != 102)
-            assert_int_equal(kvt_namespaces_find(&spaces, id_of(i, i)), i);
-    assert_int_equal(kvt_namespaces_find(&spaces, open.id), 102);
+            assert_int_equal(kvt_namespaces_find(&spaces, id_of(i, i), 0), i);
+    assert_int_equal(kvt_namespaces_find(&spaces, open.id, 0), 102);
     assert_int_equal(spaces.used, KVT_NAMESPACES_MAX);
     assert_int_equal(kvt_namespaces_open(&spaces, &open), 102);
     open = open_of(KVT_NAMESPACES_MAX + 1);
@@ -170,6 +226,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_open_fixes_lengths, setup, teardown),
         cmocka_unit_test_setup_teardown(test_open_refuses_nonsense, setup, teardown),
         cmocka_unit_test_setup_teardown(test_disk_and_open_agree, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_groups_are_apart, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_ids_of_mixed_maps, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_table, setup, teardown),
     };
 

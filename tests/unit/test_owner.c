@@ -107,7 +107,6 @@ static uint32_t open_ns(struct kvt_channel *channel)
         .msg = {.bytes = sizeof(msg), .op = KVT_OP_NS_OPEN, .cookie = 1},
         .id = {7},
         .block_tokens = 16,
-        .group_count = 1,
     };
     static _Thread_local union reply reply;
 

@@ -237,7 +237,8 @@ static void test_header_fields(void **state)
     EXPECT(header->version++, KVT_E_NEWER);
     EXPECT(header->version = UINT16_MAX, KVT_E_NEWER);
     EXPECT(header->map = 0, KVT_E_CORRUPT);
-    EXPECT(header->map = 7, KVT_E_CORRUPT);
+    EXPECT(header->map = 15, 0);
+    EXPECT(header->map = 16, KVT_E_CORRUPT);
     EXPECT(header->flags = 1, KVT_E_CORRUPT);
     EXPECT(header->parent_len = 33, KVT_E_CORRUPT);
     EXPECT(header->parent_len = 19; header->parent[19] = 1, KVT_E_CORRUPT);
