@@ -31,15 +31,7 @@
 
 int kvt_cmd_demo(int argc, char **argv);
 
-struct paths {
-    char cache[PATH_MAX - 64];
-    char model[PATH_MAX];
-    char digests[PATH_MAX];
-    char dir[PATH_MAX];
-};
-
-/* The cache directory of the scripts. 0, or -1 when there is no HOME. */
-static int cache_paths(struct paths *paths)
+int demo_cache_paths(struct demo_paths *paths)
 {
     const char *own = getenv("KVTIER_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME");
     const char *home = getenv("HOME");
@@ -58,7 +50,7 @@ static int cache_paths(struct paths *paths)
     return 0;
 }
 
-static int64_t default_threads(void)
+int64_t demo_default_threads(void)
 {
     cpu_set_t set;
 
@@ -198,7 +190,7 @@ static void each_file(const char *dir, int remove)
 }
 
 /* A directory of our own below the cache, for a run without --dir. */
-static int make_dir(struct paths *paths)
+static int make_dir(struct demo_paths *paths)
 {
     (void)mkdir(paths->cache, 0777);
     snprintf(paths->dir, sizeof(paths->dir), "%s/demo-XXXXXX", paths->cache);
@@ -270,9 +262,9 @@ static int parse_level(const char *name, int *level)
 
 int kvt_cmd_demo(int argc, char **argv)
 {
-    static struct paths paths;
+    static struct demo_paths paths;
     struct demo_config config = {
-        .level = KVT_LEVEL_KV4, .tokens = 2000, .window = 256, .threads = default_threads()};
+        .level = KVT_LEVEL_KV4, .tokens = 2000, .window = 256, .threads = demo_default_threads()};
     const char *level = NULL;
     int as_json = 0, keep = 0;
     const struct kvt_cli_option options[] = {
@@ -326,7 +318,7 @@ int kvt_cmd_demo(int argc, char **argv)
         return rc == 1 ? KVT_EXIT_OK : KVT_EXIT_USAGE;
     if (parse_level(level, &config.level) != 0)
         return KVT_EXIT_USAGE;
-    const int have_cache = cache_paths(&paths) == 0;
+    const int have_cache = demo_cache_paths(&paths) == 0;
     if (config.model == NULL) {
         config.model = paths.model;
         if (!have_cache || access(config.model, R_OK) != 0) {

@@ -1,4 +1,4 @@
-/* kvtier demo: the model, its context, tokens in and out.
+/* kvtier demo, kvtier quality: the model, its context, tokens in and out.
  *
  * Greedy, one sequence, the context of the supported kind (unified, flash attention). Work stops at
  * an interrupt: between batches here, and within one by llama.cpp's abort callback.
@@ -43,6 +43,13 @@ static void keep_error(enum ggml_log_level level, const char *text, void *arg)
     snprintf(engine->failure + used, room, "%s%.*s", used > 0 ? "; " : "", (int)len, text);
 }
 
+void demo_quiet(enum ggml_log_level level, const char *text, void *arg)
+{
+    (void)level;
+    (void)text;
+    (void)arg;
+}
+
 static bool abort_work(void *arg)
 {
     (void)arg;
@@ -69,34 +76,34 @@ static int load_model(struct demo_engine *engine, const char *path)
     kvt_progress_done(&progress);
     if (engine->model == NULL) {
         if (!kvt_cli_interrupted())
-            kvt_cli_error("demo", "llama.cpp cannot use %s: %s", path, engine->failure);
+            kvt_cli_error(engine->command, "llama.cpp cannot use %s: %s", path, engine->failure);
         return -1;
     }
     engine->vocab = llama_model_get_vocab(engine->model);
     return 0;
 }
 
-int demo_engine_open(struct demo_engine *engine, const struct demo_config *config)
+int demo_engine_open(struct demo_engine *engine, const char *command, const char *model)
 {
     char reason[512];
 
     memset(engine, 0, sizeof(*engine));
-    if (kvt_llama_check_file(config->model, reason, sizeof(reason)) != 0) {
-        kvt_cli_error("demo", "%s", reason);
+    engine->command = command;
+    if (kvt_llama_check_file(model, reason, sizeof(reason)) != 0) {
+        kvt_cli_error(engine->command, "%s", reason);
         return -1;
     }
     llama_log_set(keep_error, engine);
     llama_backend_init();
-    return load_model(engine, config->model);
+    return load_model(engine, model);
 }
 
-int demo_engine_context(struct demo_engine *engine, const struct demo_config *config,
-                        uint32_t n_ctx)
+int demo_engine_context(struct demo_engine *engine, int64_t threads, uint32_t n_ctx)
 {
     const int32_t trained = llama_model_n_ctx_train(engine->model);
 
     if (trained > 0 && n_ctx > (uint32_t)trained) {
-        kvt_cli_error("demo",
+        kvt_cli_error(engine->command,
                       "the prompt needs a context of %u tokens, the model has %d; give a "
                       "smaller --tokens",
                       n_ctx, trained);
@@ -109,19 +116,20 @@ int demo_engine_context(struct demo_engine *engine, const struct demo_config *co
     engine->params.n_seq_max = 2; /* one to work in, one spare for the adapter */
     engine->params.kv_unified = true;
     engine->params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    engine->params.n_threads = (int32_t)config->threads;
-    engine->params.n_threads_batch = (int32_t)config->threads;
+    engine->params.n_threads = (int32_t)threads;
+    engine->params.n_threads_batch = (int32_t)threads;
     engine->params.abort_callback = abort_work;
     engine->failure[0] = '\0';
     engine->ctx = llama_init_from_model(engine->model, engine->params);
     if (engine->ctx == NULL) {
-        kvt_cli_error("demo", "llama.cpp made no context of %u tokens: %s", n_ctx, engine->failure);
+        kvt_cli_error(engine->command, "llama.cpp made no context of %u tokens: %s", n_ctx,
+                      engine->failure);
         return -1;
     }
     engine->batch = llama_batch_init(DEMO_BATCH_TOKENS, 0, 1);
     /* By default the threads of llama.cpp spin for tens of milliseconds after each decode, on the
      * processors that are to decode blocks then. Ours sleep between two graphs. */
-    struct ggml_threadpool_params pool = ggml_threadpool_params_default((int)config->threads);
+    struct ggml_threadpool_params pool = ggml_threadpool_params_default((int)threads);
     pool.poll = 0;
     engine->pool = ggml_threadpool_new(&pool);
     if (engine->pool != NULL)
@@ -139,7 +147,7 @@ void demo_engine_close(struct demo_engine *engine)
         ggml_threadpool_free(engine->pool);
     if (engine->model != NULL)
         llama_model_free(engine->model);
-    llama_log_set(NULL, NULL);
+    llama_log_set(demo_quiet, NULL); /* the default prints */
     memset(engine, 0, sizeof(*engine));
 }
 
@@ -207,7 +215,7 @@ int demo_decode(struct demo_engine *engine, const int32_t *tokens, size_t from, 
     if (what != NULL)
         kvt_progress_done(&progress);
     if (rc != 0 && !kvt_cli_interrupted())
-        kvt_cli_error("demo", "llama.cpp could not decode (%d): %s", rc, engine->failure);
+        kvt_cli_error(engine->command, "llama.cpp could not decode (%d): %s", rc, engine->failure);
     return rc == 0 ? 0 : -1;
 }
 

@@ -346,11 +346,11 @@ static int work(struct run *run, int restart, json_t *result)
 {
     char name[128];
 
-    if (demo_engine_open(&run->engine, &run->config) != 0 ||
+    if (demo_engine_open(&run->engine, "demo", run->config.model) != 0 ||
         demo_prompt_make(&run->prompt, &run->engine, &run->config) != 0)
         return -1;
     const size_t longest = demo_prompt_max(&run->prompt);
-    if (demo_engine_context(&run->engine, &run->config,
+    if (demo_engine_context(&run->engine, run->config.threads,
                             (uint32_t)((longest + DEMO_FORCED_TOKENS + 255) / 256 * 256)) != 0 ||
         open_cache(run) != 0)
         return -1;

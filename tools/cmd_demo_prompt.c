@@ -81,13 +81,13 @@ static const char *text_problem(const char *text, FILE *file, size_t len, int er
     return is_text(text, len) ? NULL : "is not UTF-8 text";
 }
 
-static char *read_file(const char *path, size_t *len)
+char *demo_read_text(const char *command, const char *option, const char *path, size_t *len)
 {
     char *text = NULL;
     FILE *file = fopen(path, "rbe");
 
     if (file == NULL) {
-        kvt_cli_error("demo", "cannot read %s: %m", path);
+        kvt_cli_error(command, "cannot read %s: %m", path);
         return NULL;
     }
     text = malloc(FILE_BYTES_MAX);
@@ -95,7 +95,7 @@ static char *read_file(const char *path, size_t *len)
     *len = text != NULL ? fread(text, 1, FILE_BYTES_MAX, file) : 0;
     const char *problem = text_problem(text, file, *len, errno);
     if (problem != NULL) {
-        kvt_cli_error("demo", "--prompt-file: %s %s", path, problem);
+        kvt_cli_error(command, "%s: %s %s", option, path, problem);
         free(text);
         text = NULL;
     }
@@ -254,7 +254,7 @@ int demo_prompt_make(struct demo_prompt *prompt, const struct demo_engine *engin
 
     memset(prompt, 0, sizeof(*prompt));
     if (config->prompt_file != NULL) {
-        text = from_file = read_file(config->prompt_file, &len);
+        text = from_file = demo_read_text("demo", "--prompt-file", config->prompt_file, &len);
         if (text == NULL)
             return -1;
     }

@@ -1,10 +1,12 @@
-/* Shared by the files of `kvtier demo` (cmd_demo*.c). One process, one thread. */
+/* Shared by the files of `kvtier demo` (cmd_demo*.c); `kvtier quality` uses the model, the texts
+ * and the paths. One process, one thread. */
 #ifndef KVT_TOOLS_DEMO_H
 #define KVT_TOOLS_DEMO_H
 
 #include <jansson.h>
 #include <kvtier/kvtier.h>
 #include <kvtier/llama.h>
+#include <limits.h>
 #include <llama.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -29,6 +31,7 @@ struct demo_config {
 
 /* --- cmd_demo_engine.c: a model and a context --- */
 struct demo_engine {
+    const char *command; /* whose name the messages bear */
     struct llama_model *model;
     struct llama_context *ctx;
     struct llama_context_params params;
@@ -38,11 +41,10 @@ struct demo_engine {
     char failure[1024]; /* last error lines of llama.cpp, "a; b" */
 };
 
-/* Load a model; then make a context of n_ctx tokens. Each prints the reason and returns -1 on
- * failure; close in any case. */
-int demo_engine_open(struct demo_engine *engine, const struct demo_config *config);
-int demo_engine_context(struct demo_engine *engine, const struct demo_config *config,
-                        uint32_t n_ctx);
+/* Load a model (command: in messages, borrowed); then make a context of n_ctx tokens. Each prints
+ * the reason and returns -1 on failure; close in any case. */
+int demo_engine_open(struct demo_engine *engine, const char *command, const char *model);
+int demo_engine_context(struct demo_engine *engine, int64_t threads, uint32_t n_ctx);
 void demo_engine_close(struct demo_engine *engine);
 
 /* Tokens of a text; *count is set; the array is the caller's (free). NULL on failure. special: the
@@ -80,6 +82,21 @@ int demo_prompt_make(struct demo_prompt *prompt, const struct demo_engine *engin
 void demo_prompt_free(struct demo_prompt *prompt);
 /* Longest prompt. */
 size_t demo_prompt_max(const struct demo_prompt *prompt);
+/* A file of UTF-8 text without NULs, as llama.cpp's tokenizers want it; the caller frees it. NULL:
+ * the reason has been printed. option: how the file was named, for the message. */
+char *demo_read_text(const char *command, const char *option, const char *path, size_t *len);
+
+/* --- cmd_demo.c --- */
+struct demo_paths {
+    char cache[PATH_MAX - 64]; /* of the scripts */
+    char model[PATH_MAX];
+    char digests[PATH_MAX];
+    char dir[PATH_MAX];
+};
+/* 0, or -1 when there is no HOME. */
+int demo_cache_paths(struct demo_paths *paths);
+/* The processors, at most 8. */
+int64_t demo_default_threads(void);
 
 /* --- cmd_demo_phase.c: what the two processes do --- */
 /* request: {"phase": "first"|"restart", the configuration, "expect": [...]}; the result goes as one
@@ -92,5 +109,7 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
 void demo_print(const json_t *report);
 
 int64_t demo_now_ns(void);
+/* llama.cpp's log to nowhere. */
+void demo_quiet(enum ggml_log_level level, const char *text, void *arg);
 
 #endif

@@ -96,21 +96,14 @@ int kvt_llama_scratch(struct kvt_llama *llama, size_t blocks)
     return 0;
 }
 
-int kvt_llama_pool(struct kvt_llama *llama, uint8_t *blob, uint32_t cells, struct kvt_pool **out)
+void kvt_llama_places(const struct kvt_llama *llama, uint8_t *blob, uint32_t cells,
+                      struct kvt_part_place *places)
 {
     const uint32_t layers = llama->shape.layers, parts = 2 * layers;
-    struct kvt_layout layout = {sizeof(layout), llama->block_tokens, parts, llama->parts};
-    struct kvt_pool_desc desc = {.struct_size = sizeof(desc),
-                                 .device = KVT_DEVICE_HOST,
-                                 .block_count = cells / llama->block_tokens,
-                                 .place_count = parts};
-    struct kvt_part_place *places = calloc(parts, sizeof(*places));
     size_t offset = kvt_blob_rows_offset(&llama->shape, 0, cells);
     const size_t row_head = kvt_blob_rows_offset(&llama->shape, 1, cells) - offset -
                             (size_t)cells * llama->shape.rows[0].bytes;
 
-    if (places == NULL)
-        return -ENOMEM;
     for (uint32_t p = 0; p < parts; p++) { /* blob order: all K, then all V */
         const size_t row = llama->shape.rows[p].bytes;
         const uint32_t at = p < layers ? 2 * p : 2 * (p - layers) + 1;
@@ -123,6 +116,21 @@ int kvt_llama_pool(struct kvt_llama *llama, uint8_t *blob, uint32_t cells, struc
                                              .stride_elem = head_bytes / part->head_dim};
         offset += cells * row + row_head;
     }
+}
+
+int kvt_llama_pool(struct kvt_llama *llama, uint8_t *blob, uint32_t cells, struct kvt_pool **out)
+{
+    const uint32_t parts = 2 * llama->shape.layers;
+    struct kvt_layout layout = {sizeof(layout), llama->block_tokens, parts, llama->parts};
+    struct kvt_pool_desc desc = {.struct_size = sizeof(desc),
+                                 .device = KVT_DEVICE_HOST,
+                                 .block_count = cells / llama->block_tokens,
+                                 .place_count = parts};
+    struct kvt_part_place *places = calloc(parts, sizeof(*places));
+
+    if (places == NULL)
+        return -ENOMEM;
+    kvt_llama_places(llama, blob, cells, places);
     desc.places = places;
     int rc = kvt_pool_register(llama->cache, &layout, &desc, out);
     free(places);

@@ -100,6 +100,9 @@ __attribute__((warn_unused_result)) int kvt_llama_scratch(struct kvt_llama *llam
 __attribute__((warn_unused_result)) int kvt_staging_reserve(struct kvt_staging *staging,
                                                             size_t bytes);
 void kvt_staging_free(struct kvt_staging *staging);
+/* Where the rows of a blob of `cells` cells in position order lie, part by part. */
+void kvt_llama_places(const struct kvt_llama *llama, uint8_t *blob, uint32_t cells,
+                      struct kvt_part_place *places);
 /* A pool over the rows of a blob of `cells` cells in position order: page i is the i-th block. */
 __attribute__((warn_unused_result)) int kvt_llama_pool(struct kvt_llama *llama, uint8_t *blob,
                                                        uint32_t cells, struct kvt_pool **out);
