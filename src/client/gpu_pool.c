@@ -68,7 +68,6 @@ static struct kvt_lane *lane_make(struct kvt_cache *cache, int device)
 
 static int lane_start(struct kvt_lane *lane)
 {
-    struct kvt_cache *cache = lane->cache;
     char name[16];
     (void)snprintf(name, sizeof(name), "kvt-gpu-%d", lane->device % 1000);
     int rc = kvt_thread_start(&lane->thread, name, kvt_lane_main, lane);
