@@ -11,6 +11,12 @@ file(RELATIVE_PATH KVT_BIN_TO_LIB /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_
 set_target_properties(kvtier_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${KVT_BIN_TO_LIB}")
 install(TARGETS kvtier_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
+if(TARGET kvtier_share)
+  install(DIRECTORY ${CMAKE_BINARY_DIR}/share/man1 DESTINATION ${CMAKE_INSTALL_MANDIR})
+  install(DIRECTORY ${CMAKE_BINARY_DIR}/share/bash-completion ${CMAKE_BINARY_DIR}/share/zsh
+          DESTINATION ${CMAKE_INSTALL_DATADIR})
+endif()
+
 set(KVT_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/kvtier)
 install(EXPORT kvtierTargets NAMESPACE kvtier:: DESTINATION ${KVT_CMAKE_DIR})
 configure_package_config_file(cmake/kvtierConfig.cmake.in ${CMAKE_BINARY_DIR}/kvtierConfig.cmake

@@ -39,27 +39,6 @@ void kvt_cli_error(const char *command, const char *format, ...)
     fputc('\n', stderr);
 }
 
-static void print_help(const char *command, const char *usage, const struct kvt_cli_option *options,
-                       size_t option_count)
-{
-    int width = (int)strlen("--help");
-
-    for (size_t i = 0; i < option_count; i++) {
-        size_t n = 2 + strlen(options[i].name);
-        if (options[i].metavar)
-            n += 1 + strlen(options[i].metavar);
-        if ((int)n > width)
-            width = (int)n;
-    }
-    printf("usage: kvtier %s %s\n\n", command, usage);
-    for (size_t i = 0; i < option_count; i++) {
-        int n = printf("  --%s%s%s", options[i].name, options[i].metavar ? " " : "",
-                       options[i].metavar ? options[i].metavar : "");
-        printf("%*s%s\n", width + 4 - n + 2, "", options[i].help);
-    }
-    printf("  --help%*s%s\n", width + 4 - (int)strlen("  --help") + 2, "", "show this text");
-}
-
 static const struct kvt_cli_option *find_option(const struct kvt_cli_option *options, size_t count,
                                                 const char *name, size_t name_len)
 {
@@ -187,7 +166,7 @@ int kvt_cli_parse(const char *command, const char *usage, const struct kvt_cli_o
             continue;
         }
         if (!only_words && (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))) {
-            print_help(command, usage, options, option_count);
+            kvt_cli_print_help(command, usage, options, option_count);
             return 1;
         }
         if (!only_words && !strncmp(argv[i], "--", 2)) {

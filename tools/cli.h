@@ -14,6 +14,7 @@ struct kvt_command {
     const char *name;                  /* "bench codec" style names use two words */
     const char *summary;               /* one line for `kvtier --help` */
     int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns an exit code */
+    int built;                         /* 0: only says why it is not in this build */
 };
 
 /* One option of a subcommand. Exactly one of flag, text, number, size is set. */
@@ -35,6 +36,20 @@ struct kvt_cli_option {
 int kvt_cli_parse(const char *command, const char *usage, const struct kvt_cli_option *options,
                   size_t option_count, const char **positional, size_t positional_min,
                   size_t positional_max, size_t *count, int argc, char **argv);
+
+/* How --help is printed from now on, and the one line that says what the command is for (borrowed).
+ * BASH, ZSH: a branch of a completion script. */
+enum kvt_help_form { KVT_HELP_TEXT, KVT_HELP_MAN, KVT_HELP_BASH, KVT_HELP_ZSH };
+void kvt_cli_help_form(enum kvt_help_form form, const char *summary);
+void kvt_cli_print_help(const char *command, const char *usage,
+                        const struct kvt_cli_option *options, size_t count);
+
+/* Pieces of man pages and scripts: text escaped for roff, the head up to the name's dash, examples
+ * (optional), exit status and what follows; text inside single quotes of a shell. */
+void kvt_man_text(const char *text);
+void kvt_man_title(const char *command);
+void kvt_man_end(const char *examples);
+void kvt_cli_print_quoted(const char *text);
 
 /* Print "kvtier <command>: message" to stderr. */
 __attribute__((format(printf, 2, 3))) void kvt_cli_error(const char *command, const char *format,

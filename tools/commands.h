@@ -3,18 +3,21 @@
 #ifndef KVT_TOOLS_COMMANDS_H
 #define KVT_TOOLS_COMMANDS_H
 
+#include "cli.h"
+
 /* X("name", function, "one line for kvtier --help"); a name may have two words. */
-#define KVT_COMMANDS(X)                                                                   \
-    X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")  \
-    X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")    \
-    X("top", kvt_cmd_top, "what a running cache is doing: hits, rates, queues, drops")    \
-    X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                  \
-    X("verify", kvt_cmd_verify,                                                           \
-      "read every block of a store as a load would, also beside its owner")               \
-    X("inspect", kvt_cmd_inspect, "namespaces, segments, or one record with its chain")   \
-    X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good") \
-    X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")            \
-    X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks")
+#define KVT_COMMANDS(X)                                                                         \
+    X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")        \
+    X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")          \
+    X("top", kvt_cmd_top, "what a running cache is doing: hits, rates, queues, drops")          \
+    X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                        \
+    X("verify", kvt_cmd_verify,                                                                 \
+      "read every block of a store as a load would, also beside its owner")                     \
+    X("inspect", kvt_cmd_inspect, "namespaces, segments, or one record with its chain")         \
+    X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good")       \
+    X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")                  \
+    X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks") \
+    X("help", kvt_cmd_help, "options of a command, its man page, completion for shells")
 
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */
 #define KVT_COMMANDS_LLAMA(X)                                                                 \
@@ -25,5 +28,13 @@
 KVT_COMMANDS(KVT_X)
 KVT_COMMANDS_LLAMA(KVT_X)
 #undef KVT_X
+
+/* kvtier.c: the list, in the order of the usage. */
+extern const struct kvt_command kvt_commands[];
+extern const size_t kvt_command_count;
+
+void kvt_usage_print(void);
+/* Say that argv[1], or argv[1] with argv[2], is no command, and which is near. KVT_EXIT_USAGE. */
+int kvt_unknown_command(int argc, char **argv);
 
 #endif

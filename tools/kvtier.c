@@ -23,18 +23,28 @@ int kvt_cmd_demo(int argc, char **argv)
 }
 #endif
 
-static const struct kvt_command commands[] = {
-#define KVT_X(name, function, summary) {name, summary, function},
-    KVT_COMMANDS_LLAMA(KVT_X) KVT_COMMANDS(KVT_X)
+#ifdef KVT_HAVE_LLAMA
+#define HAVE_LLAMA 1
+#else
+#define HAVE_LLAMA 0
+#endif
+
+const struct kvt_command kvt_commands[] = {
+#define KVT_X(name, function, summary) {name, summary, function, HAVE_LLAMA},
+    KVT_COMMANDS_LLAMA(KVT_X)
+#undef KVT_X
+#define KVT_X(name, function, summary) {name, summary, function, 1},
+        KVT_COMMANDS(KVT_X)
 #undef KVT_X
 };
+const size_t kvt_command_count = KVT_ARRAY_LEN(kvt_commands);
 
-static void print_usage(void)
+void kvt_usage_print(void)
 {
     printf("usage: kvtier COMMAND [OPTION...]\n\n"
            "Keeps a language model's KV cache in DRAM and on disk.\n\n");
-    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++)
-        printf("  %-12s %s\n", commands[i].name, commands[i].summary);
+    for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++)
+        printf("  %-12s %s\n", kvt_commands[i].name, kvt_commands[i].summary);
     printf("\n  kvtier COMMAND --help   options of a command; each has --json\n"
            "  kvtier --version        version and build\n\n"
            "exit codes: 0 ok, 1 found a problem, 2 wrong usage\n");
@@ -59,12 +69,12 @@ static int print_family(const char *word)
     size_t len = strlen(word);
     int found = 0;
 
-    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++) {
-        if (strncmp(commands[i].name, word, len) != 0 || commands[i].name[len] != ' ')
+    for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++) {
+        if (strncmp(kvt_commands[i].name, word, len) != 0 || kvt_commands[i].name[len] != ' ')
             continue;
         if (!found++)
             printf("usage: kvtier %s WHAT [OPTION...]\n\n", word);
-        printf("  %-12s %s\n", commands[i].name + len + 1, commands[i].summary);
+        printf("  %-12s %s\n", kvt_commands[i].name + len + 1, kvt_commands[i].summary);
     }
     return found;
 }
@@ -76,28 +86,28 @@ static int list_family(const char *word, char *text, size_t room)
     int found = 0;
 
     text[0] = '\0';
-    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++) {
-        if (strncmp(commands[i].name, word, len) != 0 || commands[i].name[len] != ' ')
+    for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++) {
+        if (strncmp(kvt_commands[i].name, word, len) != 0 || kvt_commands[i].name[len] != ' ')
             continue;
         int n = snprintf(text + used, room - used, "%s%s", found++ ? ", " : "",
-                         commands[i].name + len + 1);
+                         kvt_commands[i].name + len + 1);
         used = n > 0 && used + (size_t)n < room ? used + (size_t)n : room - 1;
     }
     return found;
 }
 
-static int unknown_command(int argc, char **argv)
+int kvt_unknown_command(int argc, char **argv)
 {
-    const char *names[KVT_ARRAY_LEN(commands)];
+    const char *names[KVT_ARRAY_LEN(kvt_commands)];
     char words[128], members[256];
 
-    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++)
-        names[i] = commands[i].name;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++)
+        names[i] = kvt_commands[i].name;
     snprintf(words, sizeof(words), "%s", argv[1]);
-    const char *near = kvt_nearest(words, names, KVT_ARRAY_LEN(commands));
+    const char *near = kvt_nearest(words, names, KVT_ARRAY_LEN(kvt_commands));
     if (argc > 2 && argv[2][0] != '-') { /* "bench codecs" is nearer to "bench codec" */
         snprintf(words, sizeof(words), "%s %s", argv[1], argv[2]);
-        const char *both = kvt_nearest(words, names, KVT_ARRAY_LEN(commands));
+        const char *both = kvt_nearest(words, names, KVT_ARRAY_LEN(kvt_commands));
         if (both && strchr(both, ' '))
             near = both;
     }
@@ -113,26 +123,28 @@ static int unknown_command(int argc, char **argv)
 static int run(int argc, char **argv)
 {
     if (argc < 2) {
-        print_usage();
+        kvt_usage_print();
         return KVT_EXIT_USAGE;
     }
-    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") || !strcmp(argv[1], "help")) {
-        print_usage();
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        kvt_usage_print();
         return KVT_EXIT_OK;
     }
     if (!strcmp(argv[1], "--version")) {
         printf("%s\n", kvt_build_info());
         return KVT_EXIT_OK;
     }
-    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++) {
-        int words = match(&commands[i], argc, argv);
-        if (words)
-            return commands[i].run(argc - words, argv + words);
+    for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++) {
+        int words = match(&kvt_commands[i], argc, argv);
+        if (words) {
+            kvt_cli_help_form(KVT_HELP_TEXT, kvt_commands[i].summary);
+            return kvt_commands[i].run(argc - words, argv + words);
+        }
     }
     if (argc == 2 || !strcmp(argv[2], "--help"))
         if (print_family(argv[1]))
             return argc == 2 ? KVT_EXIT_USAGE : KVT_EXIT_OK;
-    return unknown_command(argc, argv);
+    return kvt_unknown_command(argc, argv);
 }
 
 int main(int argc, char **argv)

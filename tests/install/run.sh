@@ -20,6 +20,11 @@ for header in "$source_dir"/include/kvtier/*.h; do # llama.h comes with its own 
     [ "$name" = llama.h ] || [ -e "$prefix/include/kvtier/$name" ] || fail "$name is not installed"
 done
 
+for file in man/man1/kvtier.1 man/man1/kvtier-bench-index.1 bash-completion/completions/kvtier \
+    zsh/site-functions/_kvtier; do
+    [ -s "$prefix/share/$file" ] || fail "share/$file is not installed"
+done
+
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvtier.pc)")
 LD_LIBRARY_PATH=$(dirname "$(find "$prefix" -name libkvtier.so)")
 export PKG_CONFIG_PATH LD_LIBRARY_PATH

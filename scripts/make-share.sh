@@ -1,0 +1,20 @@
+#!/bin/bash
+# Man pages and shell completion, printed by the tool itself: make-share.sh KVTIER DIR
+#   DIR/man1/kvtier*.1, DIR/bash-completion/completions/kvtier, DIR/zsh/site-functions/_kvtier
+set -euo pipefail
+
+tool=${1:?usage: make-share.sh KVTIER DIR}
+dir=${2:?usage: make-share.sh KVTIER DIR}
+rm -rf "$dir"
+mkdir -p "$dir/man1" "$dir/bash-completion/completions" "$dir/zsh/site-functions"
+
+"$tool" help --man >"$dir/man1/kvtier.1"
+# "name" and "built" of each command, one command a line
+"$tool" help --json | sed 's/},{/}\n{/g' | sed -n 's/.*"name":"\([^"]*\)".*"built":true.*/\1/p' |
+    while read -r name; do
+        read -ra words <<<"$name"
+        "$tool" help --man "${words[@]}" >"$dir/man1/kvtier-${name// /-}.1"
+    done
+"$tool" help --complete bash >"$dir/bash-completion/completions/kvtier"
+"$tool" help --complete zsh >"$dir/zsh/site-functions/_kvtier"
+touch "$dir/made"

@@ -1,0 +1,105 @@
+/* Texts of --help and of the man pages, one for each command. Threads: any; no state. */
+#include "about.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "base/checked.h"
+
+static const struct kvt_about abouts[] = {
+    {"demo",
+     "Runs a real model over a long document: several questions as a chat, first cold, then with "
+     "the "
+     "document's KV cache taken from DRAM, then from disk in a new process whose page cache is "
+     "empty. Shows the time to the first token, what was loaded and what was computed, bytes moved "
+     "and stored, the answers side by side, and how often the coded cache and the exact one agree "
+     "on the next token.",
+     "kvtier demo\nkvtier demo --model your.gguf --prompt-file notes.txt --level kv8"},
+    {"doctor",
+     "Checks what the library would use on this machine: instruction set, memory and its limits, "
+     "a directory for the disk tier, and says why the rest is not used. A line is ok; off: not "
+     "there, and nobody asked for it; warn: works, worse than it could; fail: asked for, and does "
+     "not work. Exit code 1 when any line is fail. With --dir it writes a scratch file there and "
+     "removes it; a store that lives in the directory is not touched.",
+     "kvtier doctor --dir /var/cache/kvtier\nkvtier doctor --config dram=8GiB,level=kv8"},
+    {"stat",
+     "Answers an operator's three questions about a store directory: is it working (who owns it, "
+     "what it holds, how full it is), is it paying (hits by tier, bytes saved), is my data safe "
+     "(what was refused, dropped or found damaged). Also beside the running owner: it reads the "
+     "log without its lock, and the numbers that the owner writes every two seconds while "
+     "something happens.",
+     "kvtier stat /var/cache/kvtier\nkvtier stat --effective --config level=kv8"},
+    {"top",
+     "Shows the numbers that a running cache writes into its first root every two seconds while "
+     "something happens: hits by tier, loads and stores with their rates, the write queue, and "
+     "every drop with its reason. On a terminal it redraws until 'q'; elsewhere, and with --json, "
+     "it prints until it is ended. The process itself is not asked, so it is not slowed.",
+     "kvtier top /var/cache/kvtier\nkvtier top /var/cache/kvtier --once --json"},
+    {"fsck",
+     "Checks a store at rest as a structure: superblock, journal, segment headers, batches, "
+     "footers, and every record's checksum, purged and superseded ones included. A problem is "
+     "damage; a note is what a crash left unfinished, which the next open drops. Changes nothing. "
+     "A directory that a process owns is refused, unless --force. To prove that blocks can be had, "
+     "also beside the owner, see kvtier verify.",
+     "kvtier fsck /var/cache/kvtier"},
+    {"verify",
+     "Looks at a store as a load does, while fsck looks at it as a structure: lists what a restart "
+     "would find (the newest record of each key, without purged ones), reads each record whole, "
+     "checks key, header, lengths and checksum, and follows its chain to the start of its "
+     "sequence, since no lookup reaches a block behind a gap.\n\n"
+     "Works beside a running owner, and reads only. What fails there is looked up again, and is a "
+     "problem only if it is still listed and still bad; what the owner recycled or purged "
+     "meanwhile is counted apart. --rate keeps it from taking the drive away from the owner. What "
+     "lies in the page cache is not read from the drive; a store on direct I/O leaves nothing "
+     "there.",
+     "kvtier verify /var/cache/kvtier --rate 200MiB"},
+    {"inspect",
+     "Without a second word: the root (format, cap, counters), its namespaces with their level "
+     "maps "
+     "and record lengths, and its segments. With one: the record that it names, by the first "
+     "hexadecimal digits of its key's hash or by SEGMENT:PAGE as in file names: header fields, "
+     "sizes, whether it verifies, and its chain to the start of the sequence. Payload is never "
+     "shown. Works beside a running owner. Exit code 1 when the record is damaged, absent or not "
+     "unique.",
+     "kvtier inspect /var/cache/kvtier\nkvtier inspect /var/cache/kvtier 3fa1c2\n"
+     "kvtier inspect /var/cache/kvtier 0000002a:17 --json"},
+    {"purge",
+     "Removes a namespace, or everything, for good: the journal first, synced, so that no restart "
+     "finds the records; then their bytes are overwritten or punched out (flash keeps old copies "
+     "of its own). A directory that a process owns is refused: that process can purge by "
+     "kvt_purge(). Asks on a terminal; elsewhere it needs --yes.",
+     "kvtier purge /var/cache/kvtier --namespace 0123456789abcdef0123456789abcdef --yes"},
+    {"bench codec",
+     "Encodes and decodes a pool larger than the caches on one core, in turn with memcpy of the "
+     "same buffers, at each level, and prints the medians and their ratio to memcpy. Rows of 576 "
+     "elements are taken as MLA latents, which are stored at kv8 or raw; with --level a lower "
+     "level is measured on key rows of that length.",
+     "kvtier bench codec --level kv4 --dim 128 --json"},
+    {"bench index",
+     "Makes a root of very many small records (real headers and footers; the records are holes, "
+     "since opening reads none), drops its page cache, and opens it in a new process: how long "
+     "that "
+     "takes, what a block costs in memory, how many lookups a second one core answers with half of "
+     "the keys absent, how long the lookup of a whole chain takes. The root is removed afterwards.",
+     "kvtier bench index --blocks 1000000 --json"},
+    {"bench l2",
+     "Writes and reads a directory by the library's I/O backends as the store does, checksums on.",
+     "kvtier bench l2 --dir /mnt/nvme0 --json"},
+    {"quality",
+     "Measures what a level does to a model: perplexity, divergence from the exact cache and "
+     "agreement on the next token, with the cache coded while a text is scored.",
+     NULL},
+    {"help",
+     "Shows the options of a command, as --help does; as a man page with --man; or prints a script "
+     "that completes commands and options in bash or zsh.",
+     "kvtier help bench index\nkvtier help --man stat | man -l -\n"
+     "source <(kvtier help --complete bash)"},
+};
+
+const struct kvt_about *kvt_about(const char *command)
+{
+    for (size_t i = 0; i < KVT_ARRAY_LEN(abouts); i++)
+        if (!strcmp(abouts[i].command, command))
+            return &abouts[i];
+    return NULL;
+}
