@@ -22,7 +22,8 @@ static int open_all(const char *dir, struct kvt_cache **cache, struct kvt_ns **n
     const struct kvt_part_place places[] = {
         {k, sizeof(k[0]), sizeof(k[0][0]), sizeof(k[0][0][0]), sizeof(uint16_t)},
         {v, sizeof(v[0]), sizeof(v[0][0]), sizeof(v[0][0][0]), sizeof(uint16_t)}};
-    const struct kvt_layout layout = {sizeof(layout), TOKENS, 2, parts};
+    const struct kvt_layout layout = {
+        .struct_size = sizeof(layout), .block_tokens = TOKENS, .part_count = 2, .parts = parts};
     const struct kvt_pool_desc desc = {sizeof(desc), KVT_DEVICE_HOST, BLOCKS, 2, places};
     struct kvt_identity who; /* two caches with equal identities may exchange blocks */
     struct kvt_config *config = NULL;
