@@ -100,7 +100,7 @@ struct kvt_store_opts {
     int level;                    /* enum kvt_level; DEFAULT: the configured level */
     int exact;                    /* 1: raw whatever the level */
     int cool; /* 1: take the place of a better record: the block has left its window */
-    int reserved;
+    int write; /* enum kvt_write: when the blocks go to disk; DEFAULT: as configured */
 };
 /* struct_size of callers whose struct ends before `cool`: accepted, what is not there is 0. */
 #define KVT_STORE_OPTS_SIZE_0 32u

@@ -131,6 +131,14 @@ enum kvt_tier {
     KVT_TIER_PENDING = 4 /* being stored by somebody now: neither hit nor empty */
 };
 
+/* When a stored block is written to disk. */
+enum kvt_write {
+    KVT_WRITE_DEFAULT = 0, /* as configured ("write") */
+    KVT_WRITE_THROUGH = 1, /* at once */
+    KVT_WRITE_EVICT = 2,   /* when DRAM runs short of room, or on flush */
+    KVT_WRITE_IDLE = 3     /* when the store has nothing else to do, and as with EVICT */
+};
+
 /* Everything that makes two KV caches incompatible. Strings are UTF-8 or arbitrary bytes given by
  * length through the *_len fields where present; NULL means empty. They never enter a path.
  * kvt_identity_init() zeroes the struct and sets struct_size. */

@@ -105,6 +105,7 @@ static void store_params(struct kvt_cache *cache, struct kvt_store_params *param
     params->arena_bytes = cache->arena_bytes;
     params->staging_bytes = KVT_MIN(settings->staging, cache->arena_bytes);
     params->write_queue_bytes = settings->write_queue;
+    params->write = settings->write;
     params->pin_bytes_max = settings->pin_max;
     params->seed = kvt_rng_seed_os();
     params->clock = cache->clock;

@@ -90,6 +90,7 @@ struct kvt_req {
     uint8_t min_level;
     bool asking;          /* stands in the asking list of its kind */
     bool cool;            /* store: blocks take the place of better records */
+    uint8_t write;        /* store: enum kvt_write */
     _Atomic int canceled; /* read by workers without the lock (relaxed: only a hint to stop early;
                              the lock orders everything that matters) */
     uint32_t index;

@@ -20,6 +20,7 @@
 #include "base/parse.h"
 #include "io/io.h"
 #include "kvtier/codec.h"
+#include "kvtier/layout.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define TIB (UINT64_C(1) << 40)
@@ -43,6 +44,8 @@ static const struct kvt_option options[] = {
      "part of dram that loads from disk stage through; auto: an eighth of dram, at most 64MiB"},
     {"write_queue", T_SIZE, AT(write_queue), "auto", "auto", 0, 64 * TIB,
      "bytes waiting for the disks before blocks are dropped; auto: half of dram, at most 256MiB"},
+    {"write", T_WRITE, AT(write), "through", NULL, 0, 0,
+     "when blocks go to disk: through (at once), evict (when DRAM runs short), idle"},
     {"pin_max", T_SIZE, AT(pin_max), "auto", "auto", 0, 64 * TIB,
      "bytes that kvt_pin() may keep from eviction; auto: half of dram"},
     {"io", T_IO, AT(io), "auto", NULL, 0, 0,
@@ -51,7 +54,7 @@ static const struct kvt_option options[] = {
      "I/O threads of each root, where posix is used"},
     {"io_register", T_BOOL, AT(io_register), "no", NULL, 0, 1,
      "yes: register dram with io_uring, as far as the limit on locked memory lets it"},
-    {"direct", T_DIRECT, AT(direct), "auto", NULL, 0, 0,
+    {"direct", T_SWITCH, AT(direct), "auto", NULL, 0, 0,
      "O_DIRECT: auto (where a probe proves it), on (required), off"},
     {"pin", T_PIN, AT(pin), "auto", NULL, 0, 0,
      "lock dram in physical memory: auto (when a GPU pool needs it), required (always), off"},
@@ -224,7 +227,7 @@ static int set_level(struct kvt_config *config, const char *value, int *field)
     return 0;
 }
 
-static int set_direct(struct kvt_config *config, const char *value, int *field)
+static int set_switch(struct kvt_config *config, const char *key, const char *value, int *field)
 {
     static const char *const words[] = {"auto", "on", "off"};
     if (strcmp(value, "auto") == 0)
@@ -234,7 +237,7 @@ static int set_direct(struct kvt_config *config, const char *value, int *field)
     else if (strcmp(value, "off") == 0)
         *field = 0;
     else
-        return refuse_choice(config, "direct", value, words, KVT_ARRAY_LEN(words), "auto, on, off");
+        return refuse_choice(config, key, value, words, KVT_ARRAY_LEN(words), "auto, on, off");
     return 0;
 }
 
@@ -251,6 +254,20 @@ static int set_io(struct kvt_config *config, const char *value, int *field)
     }
     return refuse_choice(config, "io", value, io_words, KVT_ARRAY_LEN(io_words),
                          "auto, posix, uring");
+}
+
+static const char *const write_words[] = {"through", "evict", "idle"}; /* from THROUGH on */
+
+static int set_write(struct kvt_config *config, const char *value, int *field)
+{
+    for (size_t i = 0; i < KVT_ARRAY_LEN(write_words); i++) {
+        if (strcmp(value, write_words[i]) != 0)
+            continue;
+        *field = KVT_WRITE_THROUGH + (int)i;
+        return 0;
+    }
+    return refuse_choice(config, "write", value, write_words, KVT_ARRAY_LEN(write_words),
+                         "through, evict, idle");
 }
 
 void kvt_settings_forget_disks(struct kvt_settings *settings)
@@ -346,8 +363,10 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return set_deadline(config, option, value, field);
     case T_LEVEL:
         return set_level(config, value, field);
-    case T_DIRECT:
-        return set_direct(config, value, field);
+    case T_SWITCH:
+        return set_switch(config, option->key, value, field);
+    case T_WRITE:
+        return set_write(config, value, field);
     case T_IO:
         return set_io(config, value, field);
     case T_PIN:
@@ -390,12 +409,14 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         return kvt_level_name(*(const int *)field);
     case T_IO:
         return io_words[*(const int *)field];
-    case T_DIRECT:
+    case T_SWITCH:
         return *(const int *)field < 0 ? "auto" : *(const int *)field ? "on" : "off";
     case T_PIN:
         return *(const int *)field == KVT_PIN_SET_OFF    ? "off"
                : *(const int *)field == KVT_PIN_SET_AUTO ? "auto"
                                                          : "required";
+    case T_WRITE:
+        return write_words[*(const int *)field - KVT_WRITE_THROUGH];
     case T_DISK:
         break;
     }

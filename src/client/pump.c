@@ -239,6 +239,7 @@ static bool send_alloc(struct kvt_cache *cache, struct kvt_req *req, uint32_t in
     msg->replace = blocks[0].lossy ? KVT_REPLACE_NEW
                    : req->cool     ? KVT_REPLACE_COOL
                                    : KVT_REPLACE_RAISE;
+    msg->write = req->write;
     msg->first_pos = req->first_pos + index * block_tokens;
     msg->block_tokens = block_tokens;
     set_parent(cache, req, index, msg);

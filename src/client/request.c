@@ -285,6 +285,8 @@ static int store_opts_check(const struct kvt_ns *ns, const struct kvt_store_opts
         return KVT_E_INVAL;
     if (opts->level != KVT_LEVEL_DEFAULT && ns->shape->record_bytes[opts->level] == 0)
         return KVT_E_UNSUPPORTED;
+    if (opts->write < KVT_WRITE_DEFAULT || opts->write > KVT_WRITE_IDLE)
+        return KVT_E_INVAL;
     if (opts->parent != NULL && !kvt_keys_ok(ns, opts->parent, 1))
         return KVT_E_INVAL;
     uint64_t end = opts->first_pos + (uint64_t)n * ns->shape->layout.block_tokens;
@@ -336,6 +338,7 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
     req_fill(req, &ask);
     req->first_pos = use.first_pos;
     req->cool = use.cool != 0;
+    req->write = (uint8_t)use.write;
     if (use.parent != NULL)
         key_copy(&req->parent, use.parent);
     set_levels(req, &use);

@@ -37,6 +37,7 @@ struct kvt_settings {
     int pin;                /* enum kvt_pin_setting */
     int io;                 /* enum kvt_io_backend */
     int io_register;        /* register dram with the ring */
+    int write;              /* enum kvt_write, never DEFAULT */
     int disk_required;
     int guard;
     int enabled;

@@ -124,6 +124,8 @@ struct kvt_msg_alloc {
     uint32_t record_bytes; /* map 0 */
     uint32_t first_pos;    /* of keys[0], tokens */
     uint32_t block_tokens; /* position step */
+    uint8_t write;         /* enum kvt_write */
+    uint8_t reserved[7];
     uint8_t parent[KVT_HASH_BYTES_MAX];
     struct kvt_msg_key keys[];
 };

@@ -46,6 +46,10 @@
     X(disk_read_bytes, "disk.read_bytes", "bytes read for loads")                                 \
     X(disk_dropped_queue, "disk.dropped_queue", "blocks not written: the write queue was full")   \
     X(disk_dropped_error, "disk.dropped_error", "blocks not written: error or no space")          \
+    X(disk_deferred, "disk.deferred", "blocks whose write was put off by their write policy")     \
+    X(lost_deferred, "disk.lost_deferred", "blocks gone unwritten: evicted before their write")   \
+    X(lost_queue, "disk.lost_queue", "blocks gone unwritten: the write queue had been full")      \
+    X(lost_error, "disk.lost_error", "blocks gone unwritten: their write had failed")             \
     X(evict_dram_blocks, "dram.evicted", "blocks evicted from DRAM")                              \
     X(evict_dram_lost, "dram.evicted_lost", "blocks evicted from DRAM that were not on disk")     \
     X(lost_no_dram, "store.lost", "blocks lost: not written, and no DRAM to stay in")             \
@@ -64,22 +68,23 @@
     X(off_requests, "off.requests", "requests answered while switched off")
 
 /* gauges: current values */
-#define KVT_STORE_GAUGES(X)                                                     \
-    X(blocks, "index.blocks", "blocks in the index")                            \
-    X(index_bytes, "index.bytes", "memory of the index")                        \
-    X(dram_bytes_max, "dram.bytes_max", "DRAM cap")                             \
-    X(dram_bytes_used, "dram.bytes_used", "DRAM in slots")                      \
-    X(dram_blocks, "dram.blocks", "blocks in DRAM")                             \
-    X(dram_pins, "dram.pins", "pins held on slots by loads, stores and writes") \
-    X(pinned_blocks, "pin.blocks", "blocks pinned by kvt_pin")                  \
-    X(pinned_bytes, "pin.bytes", "bytes of records pinned by kvt_pin")          \
-    X(disk_roots, "disk.roots", "roots in use")                                 \
-    X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                  \
-    X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")    \
-    X(disk_blocks, "disk.blocks", "blocks on disk")                             \
-    X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")   \
-    X(disk_queue_bytes, "disk.queue_bytes", "bytes waiting to be written")      \
-    X(disk_direct, "disk.direct", "1 when O_DIRECT is proved and in use")       \
+#define KVT_STORE_GAUGES(X)                                                                  \
+    X(blocks, "index.blocks", "blocks in the index")                                         \
+    X(index_bytes, "index.bytes", "memory of the index")                                     \
+    X(dram_bytes_max, "dram.bytes_max", "DRAM cap")                                          \
+    X(dram_bytes_used, "dram.bytes_used", "DRAM in slots")                                   \
+    X(dram_blocks, "dram.blocks", "blocks in DRAM")                                          \
+    X(dram_pins, "dram.pins", "pins held on slots by loads, stores and writes")              \
+    X(pinned_blocks, "pin.blocks", "blocks pinned by kvt_pin")                               \
+    X(pinned_bytes, "pin.bytes", "bytes of records pinned by kvt_pin")                       \
+    X(disk_roots, "disk.roots", "roots in use")                                              \
+    X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                               \
+    X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")                 \
+    X(disk_blocks, "disk.blocks", "blocks on disk")                                          \
+    X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")                \
+    X(disk_queue_bytes, "disk.queue_bytes", "bytes waiting to be written")                   \
+    X(disk_unsaved, "disk.unsaved_blocks", "blocks in DRAM that are on no disk, nor queued") \
+    X(disk_direct, "disk.direct", "1 when O_DIRECT is proved and in use")                    \
     X(namespaces, "index.namespaces", "namespaces known")
 
 struct kvt_store_stats {

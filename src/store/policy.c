@@ -68,8 +68,8 @@ static bool may_leave(const struct kvt_policy *policy, const struct kvt_slot *s)
 {
     const struct kvt_index_entry *e = kvt_index_at(policy->index, s->entry);
 
-    return s->state == KVT_SLOT_VALID && !s->pins && s->write != KVT_WRITE_QUEUED &&
-           s->write != KVT_WRITE_GOING && !e->pinned && !e->dram_children;
+    return s->state == KVT_SLOT_VALID && !s->pins && s->write != KVT_SLOT_WRITE_QUEUED &&
+           s->write != KVT_SLOT_WRITE_GOING && !e->pinned && !e->dram_children;
 }
 
 void kvt_policy_enter(struct kvt_policy *policy, uint32_t slot)

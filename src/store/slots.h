@@ -46,10 +46,12 @@ enum kvt_slot_queue { KVT_QUEUE_NONE = 0, KVT_QUEUE_SMALL, KVT_QUEUE_MAIN, KVT_Q
 
 /* How a VALID record stands towards the disk. */
 enum kvt_slot_write {
-    KVT_WRITE_CLEAN = 0, /* on disk, or there is no disk to write to */
-    KVT_WRITE_QUEUED,    /* waits in the write queue */
-    KVT_WRITE_GOING,     /* a write is in flight */
-    KVT_WRITE_DROPPED    /* not on disk: queue full or error; a flush tries again */
+    KVT_SLOT_WRITE_CLEAN = 0, /* on disk, or there is no disk to write to */
+    KVT_SLOT_WRITE_QUEUED,    /* waits in the write queue */
+    KVT_SLOT_WRITE_GOING,     /* a write is in flight */
+    KVT_SLOT_WRITE_LATER,     /* not on disk: waits for eviction, an idle store or a flush */
+    KVT_SLOT_WRITE_DROPPED,   /* not on disk: the queue was full ... */
+    KVT_SLOT_WRITE_FAILED     /* ... or the write failed; eviction or a flush tries again */
 };
 
 struct kvt_slot {
@@ -71,6 +73,8 @@ struct kvt_slot {
     uint8_t write;      /* enum kvt_slot_write */
     uint8_t replace;    /* enum kvt_replace of the ALLOC, for its COMMIT */
     uint8_t staged : 1; /* a store took it from the staging region */
+    uint8_t policy : 2; /* enum kvt_write of the ALLOC, never DEFAULT */
+    uint8_t at_end : 1; /* written because it is next to leave: back to the old end of its queue */
     uint8_t purged : 1; /* while its write was in flight: what lands is erased */
     uint8_t filler : 1; /* a client holds it to fill it: FILLING, or DOOMED by a purge meanwhile */
 };

@@ -21,7 +21,8 @@
 static int params_check(const struct kvt_store_params *params)
 {
     if (params->root_count > KVT_STORE_ROOTS_MAX || !params->reply || !params->clock.now_ns ||
-        params->staging_bytes > params->arena_bytes ||
+        params->staging_bytes > params->arena_bytes || params->write < KVT_WRITE_DEFAULT ||
+        params->write > KVT_WRITE_IDLE ||
         (params->arena_bytes && ((uintptr_t)params->arena % KVT_PAGE_BYTES || !params->arena)) ||
         params->arena_bytes / KVT_PAGE_BYTES >= UINT32_MAX)
         return KVT_E_INVAL;
@@ -141,6 +142,7 @@ int64_t kvt_store_run(struct kvt_store *store)
     roots_run(store);
     kvt_reads_run(store);
     next_run = kvt_loads_run(store);
+    next_run = KVT_MIN(next_run, kvt_later_run(store));
     next_run = KVT_MIN(next_run, kvt_writes_run(store));
     kvt_flushes_run(store);
     kvt_room_sweep(store);
@@ -213,7 +215,7 @@ void kvt_store_close(struct kvt_store *store, int64_t timeout_ns)
     store->closing = 1;
     kvt_loads_end_all(store, KVT_E_CLOSED);
     if (store->disk_count)
-        kvt_writes_queue_dropped(store);
+        kvt_writes_queue_unsaved(store);
     for (uint32_t step = 0; step < CLOSE_STEPS_MAX; step++) {
         kvt_store_run(store);
         if (idle(store) || kvt_store_now(store) - start >= timeout_ns)
@@ -222,6 +224,7 @@ void kvt_store_close(struct kvt_store *store, int64_t timeout_ns)
     }
     kvt_flushes_end_all(store, KVT_E_CLOSED);
     kvt_purges_end_all(store, KVT_E_CLOSED);
+    kvt_writes_lost_all(store);
     kvt_store_stats(store, &store->at_close);
     close_roots(store);
     kvt_statfile_close(store);

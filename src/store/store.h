@@ -28,6 +28,7 @@ struct kvt_store_params {
     uint64_t arena_bytes;
     uint64_t staging_bytes;     /* part of the arena for loads (and for stores when DRAM is 0) */
     uint64_t write_queue_bytes; /* blocks waiting for L2; more are dropped and counted */
+    int write;                  /* enum kvt_write for stores that do not say; 0: through */
     uint64_t pin_bytes_max;
     uint32_t blocks_max; /* index capacity, L1 and L2 together; 0: derived from the caps as
                             namespaces open (the index grows at open time only) */

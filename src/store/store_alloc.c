@@ -89,6 +89,13 @@ static uint32_t make_room(const struct chain *chain, uint32_t entry, uint32_t by
     return slot;
 }
 
+static unsigned write_policy(const struct kvt_store *store, const struct kvt_msg_alloc *request)
+{
+    if (request->write != KVT_WRITE_DEFAULT)
+        return request->write;
+    return store->params.write ? (unsigned)store->params.write : KVT_WRITE_THROUGH;
+}
+
 /* A slot for one key, in state FILLING and held by the client. */
 static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_key *full,
                      struct kvt_alloc_entry *out)
@@ -108,6 +115,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
     s->key = *full;
     s->entry = entry;
     s->map = chain->map;
+    s->policy = write_policy(store, chain->request) & 3u;
     s->filler = 1;
     s->replace = chain->request->replace;
     s->sequence = store->sequence_next++;
@@ -223,7 +231,7 @@ static bool alloc_valid(const struct kvt_store *store, const struct kvt_msg_allo
     if (!request->map && (request->level < KVT_LEVEL_INT4 || request->level > KVT_LEVEL_KV8))
         return false;
     return request->map <= KVT_LEVEL_RAW && request->replace <= KVT_REPLACE_COOL &&
-           request->parent_len <= KVT_HASH_BYTES_MAX &&
+           request->write <= KVT_WRITE_IDLE && request->parent_len <= KVT_HASH_BYTES_MAX &&
            (!request->map || kvt_namespace_record_bytes(&store->spaces, ns, request->map) != 0);
 }
 
@@ -322,7 +330,7 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
             store->counts.pin_refused++;
     }
     if (store->disk_count)
-        kvt_writes_queue(store, slot, false);
+        kvt_writes_commit(store, slot);
     store->counts.commit_ok++;
 }
 

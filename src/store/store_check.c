@@ -16,6 +16,7 @@ struct sums {
     uint64_t pinned_bytes, pinned_blocks, disk_blocks, staged_bytes;
     uint64_t going;  /* slots with a write in flight */
     uint64_t queued; /* for the disk */
+    uint64_t unsaved;
 };
 
 static int check_slot(const struct kvt_store *store, uint32_t slot, struct sums *sums, char *why,
@@ -26,8 +27,9 @@ static int check_slot(const struct kvt_store *store, uint32_t slot, struct sums 
     const struct kvt_index_entry *e;
 
     sums->staged_bytes += s->staged ? s->record_bytes : 0;
-    sums->going += s->write == KVT_WRITE_GOING;
-    sums->queued += s->write == KVT_WRITE_QUEUED;
+    sums->going += s->write == KVT_SLOT_WRITE_GOING;
+    sums->queued += s->write == KVT_SLOT_WRITE_QUEUED;
+    sums->unsaved += kvt_write_unsaved(store, slot);
     if (s->state == KVT_SLOT_DOOMED)
         return s->pins && s->entry == KVT_NO_NUMBER ? 0 : BAD("doomed slot %u lingers", slot);
     if (s->entry >= store->index.touched || !kvt_index_at(&store->index, s->entry)->used)
@@ -38,13 +40,14 @@ static int check_slot(const struct kvt_store *store, uint32_t slot, struct sums 
         return BAD("slot %u and entry %u do not name each other", slot, s->entry);
     if (s->state == KVT_SLOT_FILLING && (!s->filler || !s->pins))
         return BAD("slot %u is being filled by nobody", slot);
-    if ((s->write == KVT_WRITE_QUEUED) != (s->queue == KVT_QUEUE_WRITE))
+    if ((s->write == KVT_SLOT_WRITE_QUEUED) != (s->queue == KVT_QUEUE_WRITE))
         return BAD("slot %u: write state and queue disagree", slot);
-    if (s->state == KVT_SLOT_VALID && store->disk_count && s->write == KVT_WRITE_QUEUED &&
+    if (s->state == KVT_SLOT_VALID && store->disk_count && s->write == KVT_SLOT_WRITE_QUEUED &&
         e->on_disk)
         return BAD("slot %u waits for a disk it is on", slot);
-    if (s->state == KVT_SLOT_VALID && !s->pins && s->write != KVT_WRITE_QUEUED &&
-        s->write != KVT_WRITE_GOING && kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING)
+    if (s->state == KVT_SLOT_VALID && !s->pins && s->write != KVT_SLOT_WRITE_QUEUED &&
+        s->write != KVT_SLOT_WRITE_GOING &&
+        kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING)
         return BAD("slot %u stays in the staging region for nothing", slot);
     return 0;
 }
@@ -131,6 +134,8 @@ static int check_sums(const struct kvt_store *store, const struct sums *sums, ch
                    sums->disk_blocks);
     if (sums->staged_bytes != store->staged_bytes)
         return BAD("bytes staged by stores do not agree");
+    if (sums->unsaved != store->unsaved)
+        return BAD("unsaved blocks do not agree");
     if (sums->queued != store->write_queue.count || sums->going != store->writes_going)
         return BAD("writes queued or in flight do not agree");
     return 0;

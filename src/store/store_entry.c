@@ -82,8 +82,10 @@ void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
     uint32_t slot = kvt_index_at(&store->index, entry)->slot;
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
-    if (s->write == KVT_WRITE_QUEUED)
+    if (s->write == KVT_SLOT_WRITE_QUEUED)
         kvt_writes_unqueue(store, slot);
+    else if (s->write != KVT_SLOT_WRITE_GOING)
+        kvt_write_move(store, slot, KVT_SLOT_WRITE_CLEAN);
     kvt_policy_leave(&store->policy, slot);
     kvt_index_set_slot(&store->index, entry, KVT_INDEX_NONE);
     s->entry = KVT_NO_NUMBER;
@@ -175,17 +177,17 @@ void kvt_slot_settle(struct kvt_store *store, uint32_t slot)
     if (kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING) {
         uint32_t entry = s->entry;
 
-        if (s->write == KVT_WRITE_QUEUED || s->write == KVT_WRITE_GOING)
+        if (s->write == KVT_SLOT_WRITE_QUEUED || s->write == KVT_SLOT_WRITE_GOING)
             return;
-        if (s->write == KVT_WRITE_DROPPED) { /* not written, and no place to stay */
+        if (kvt_write_unsaved(store, slot)) { /* no place to stay */
             store->counts.lost_no_dram++;
-            store->lost_since_flush = 1;
+            kvt_writes_lost(store, slot);
         }
         kvt_entry_drop_slot(store, entry, false);
         kvt_entry_settle(store, entry);
         return;
     }
-    kvt_policy_settle(&store->policy, slot, false);
+    kvt_policy_settle(&store->policy, slot, s->at_end);
 }
 
 void kvt_entry_fill_begin(struct kvt_store *store, uint32_t entry)

@@ -1,6 +1,6 @@
 /* FLUSH: what was committed before it is on the drive when it is answered with 0.
  *
- *   asked -> blocks that had been dropped from the queue are queued again
+ *   asked -> blocks that are not on disk, for whatever reason, are queued
  *         -> every ticket up to the newest one has ended (a failure becomes the answer)
  *         -> every root has synced -> answer
  * Threads: the store's owner. Allocates nothing.
@@ -59,7 +59,7 @@ void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt
         return;
     }
     if (store->disk_count)
-        kvt_writes_queue_dropped(store);
+        kvt_writes_queue_unsaved(store);
     *flush = (struct kvt_store_flush){.store = store,
                                       .cookie = msg->cookie,
                                       .client = client,

@@ -5,6 +5,7 @@
  *   store_entry.c    entry <-> slot <-> disk     store_read.c    reads in flight
  *   store_room.c     makes room: evict, reclaim  store_write.c   write queue, batches
  *   store_query.c    LOOKUP, TOUCH, PIN, NS_OPEN store_flush.c   FLUSH; store_purge.c PURGE
+ *   store_later.c    writes put off
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
  *   store_recover.c  roots at open               store_check.c   every invariant
  *
@@ -36,6 +37,9 @@
 #define KVT_STORE_BATCH_BYTES_MAX (16u << 20)
 #define KVT_STORE_GATHER_NS 5000000ll       /* 5 ms: a chain's messages arrive within it */
 #define KVT_STORE_SLOT_WAIT_NS 1000000000ll /* a load waits that long for a slot, then drops */
+#define KVT_STORE_IDLE_NS 500000000ll       /* without a message for that long, the store is idle */
+#define KVT_STORE_WRITE_RETRY_NS 1000000000ll /* after a failed write, before blocks are retried \
+                                               */
 #define KVT_STORE_STATS_PERIOD_NS 2000000000ll
 #define KVT_STORE_STATS_BYTES 16384u
 #define KVT_STORE_SEQUENCE_AHEAD 65536u
@@ -165,6 +169,11 @@ struct kvt_store {
     uint32_t write_root;   /* whose turn it is */
     uint64_t staged_bytes; /* of staging slots that stores took */
     int lost_since_flush;
+    uint32_t unsaved;      /* slots that hold the only copy, not queued for the disk */
+    uint32_t idle_waiting; /* of them, those to be written when the store is idle */
+    uint32_t idle_cursor;
+    int64_t last_message_ns;
+    int64_t write_retry_ns;
 
     struct kvt_load loads[KVT_STORE_LOADS];
     uint32_t load_free;
@@ -300,12 +309,27 @@ void kvt_reads_run(struct kvt_store *store);
 /* ---- store_write.c */
 __attribute__((warn_unused_result)) int kvt_writes_init(struct kvt_store *store);
 void kvt_writes_destroy(struct kvt_store *store);
-/* A block has been committed: queue it for the disk, or note that it was dropped. */
-void kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound);
-/* Blocks in DRAM that have no copy on disk get another chance. */
-void kvt_writes_queue_dropped(struct kvt_store *store);
+/* Queue a block for the disk. false: there is no room, it is DROPPED. */
+bool kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound);
+/* Whether the queue takes it now, and it is of use to try. */
+bool kvt_writes_room(const struct kvt_store *store, uint32_t slot);
 void kvt_writes_unqueue(struct kvt_store *store, uint32_t slot);
 int64_t kvt_writes_run(struct kvt_store *store);
+
+/* ---- store_later.c: blocks that are not on disk */
+/* The one place where a slot's write state changes. */
+void kvt_write_move(struct kvt_store *store, uint32_t slot, enum kvt_slot_write to);
+bool kvt_write_unsaved(const struct kvt_store *store, uint32_t slot);
+/* A block has been committed: queue it, put it off, or note that it was dropped. */
+void kvt_writes_commit(struct kvt_store *store, uint32_t slot);
+/* Everything that has no copy on disk is queued, whatever the bound. */
+void kvt_writes_queue_unsaved(struct kvt_store *store);
+/* A block is about to be evicted: write it rather. false: let it go. tries: of this request. */
+bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries);
+/* A block, or all that are left at close, go unwritten: counted by reason. */
+void kvt_writes_lost(struct kvt_store *store, uint32_t slot);
+void kvt_writes_lost_all(struct kvt_store *store);
+int64_t kvt_later_run(struct kvt_store *store);
 
 /* ---- store_flush.c */
 void kvt_flushes_run(struct kvt_store *store);

@@ -49,7 +49,7 @@ static void remove_block(struct kvt_store *store, struct kvt_store_purge *purge,
     if (e->slot != KVT_INDEX_NONE) {
         struct kvt_slot *s = kvt_slot_at(&store->slots, e->slot);
 
-        s->purged = s->write == KVT_WRITE_GOING;
+        s->purged = s->write == KVT_SLOT_WRITE_GOING;
         kvt_entry_drop_slot(store, entry, false);
     }
     if (e->on_disk) {

@@ -18,6 +18,7 @@ static void evict(struct kvt_store *store, uint32_t slot)
     uint32_t entry = kvt_slot_at(&store->slots, slot)->entry;
 
     store->counts.evict_dram_blocks++;
+    kvt_writes_lost(store, slot);
     if (!kvt_index_at(&store->index, entry)->on_disk)
         store->counts.evict_dram_lost++;
     kvt_entry_drop_slot(store, entry, true);
@@ -32,7 +33,7 @@ struct row {
 };
 
 /* How unwelcome it is to extend a row over this run. UINT32_MAX: it may not leave. */
-static uint32_t cost_of(const struct kvt_store *store, uint32_t run)
+static uint32_t cost_of(const struct kvt_store *store, uint32_t run, bool lossless)
 {
     const struct kvt_slot *s;
 
@@ -43,19 +44,22 @@ static uint32_t cost_of(const struct kvt_store *store, uint32_t run)
     s = kvt_slot_at(&store->slots, run);
     if (s->queue != KVT_QUEUE_SMALL && s->queue != KVT_QUEUE_MAIN)
         return UINT32_MAX;
+    if (store->disk_count && kvt_write_unsaved(store, run))
+        return lossless ? UINT32_MAX : 2u + KVT_INDEX_FREQ_MAX;
     return 1u + kvt_index_at(&store->index, s->entry)->freq;
 }
 
 /* The row of at least `pages` around a victim. false: its neighbours cannot leave. */
 static bool row_around(const struct kvt_store *store, uint32_t victim, uint32_t pages,
-                       struct row *row)
+                       bool lossless, struct row *row)
 {
     const struct kvt_run *runs = store->slots.arena.runs;
 
     *row = (struct row){victim, victim, runs[victim].pages, 1};
     while (row->pages < pages) {
         uint32_t left = runs[row->left].prev, right = runs[row->right].next;
-        uint32_t left_cost = cost_of(store, left), right_cost = cost_of(store, right);
+        uint32_t left_cost = cost_of(store, left, lossless);
+        uint32_t right_cost = cost_of(store, right, lossless);
 
         if (left_cost == UINT32_MAX && right_cost == UINT32_MAX)
             return false;
@@ -79,13 +83,13 @@ static uint32_t next_taken(const struct kvt_store *store, uint32_t run)
 }
 
 /* Evict a victim, with its neighbours when that makes a run of `pages`. Returns bytes evicted. */
-static uint64_t evict_row(struct kvt_store *store, uint32_t victim, uint32_t pages)
+static uint64_t evict_row(struct kvt_store *store, uint32_t victim, uint32_t pages, bool lossless)
 {
     uint64_t bytes = 0;
     struct row row;
     uint32_t slot = victim;
 
-    if (!row_around(store, victim, pages, &row))
+    if (!row_around(store, victim, pages, lossless, &row))
         row.taken = 1;
     else if (store->slots.arena.runs[row.left].state == KVT_RUN_TAKEN)
         slot = row.left;
@@ -101,12 +105,15 @@ static uint64_t evict_row(struct kvt_store *store, uint32_t victim, uint32_t pag
     return bytes;
 }
 
-static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_slot_state state)
+/* lossless: nothing that is on no disk goes for it. */
+static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_slot_state state,
+                            bool lossless)
 {
     const struct kvt_region *region = &store->slots.arena.regions[KVT_REGION_CACHE];
     uint64_t budget = (uint64_t)bytes * EVICT_FACTOR;
     uint64_t evicted = 0;
     uint32_t slot, victim;
+    int saves = 0;
 
     if (region->pages < bytes / KVT_PAGE_BYTES)
         return KVT_SLOT_NONE;
@@ -117,7 +124,11 @@ static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_sl
         victim = kvt_policy_victim(&store->policy);
         if (victim == KVT_SLOT_NONE)
             return victim;
-        evicted += evict_row(store, victim, bytes / KVT_PAGE_BYTES);
+        if (kvt_writes_save(store, victim, &saves))
+            continue;
+        if (lossless && store->disk_count && kvt_write_unsaved(store, victim))
+            return KVT_SLOT_NONE;
+        evicted += evict_row(store, victim, bytes / KVT_PAGE_BYTES, lossless);
     }
 }
 
@@ -144,7 +155,9 @@ static uint32_t take_staged(struct kvt_store *store, uint32_t bytes)
 uint32_t kvt_room_slot(struct kvt_store *store, uint32_t record_bytes, enum kvt_room purpose)
 {
     enum kvt_slot_state state = purpose == KVT_ROOM_STORE ? KVT_SLOT_FILLING : KVT_SLOT_READING;
-    uint32_t slot = take_cached(store, record_bytes, state);
+    /* A copy for reading is not worth the only copy of something else: loads have the staging part.
+     */
+    uint32_t slot = take_cached(store, record_bytes, state, purpose != KVT_ROOM_STORE);
 
     if (slot != KVT_SLOT_NONE || purpose == KVT_ROOM_PREFETCH)
         return slot;

@@ -74,6 +74,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *stat
     stats->disk_blocks = store->disk_blocks;
     stats->disk_queue_blocks = store->write_queue.count;
     stats->disk_queue_bytes = store->write_queue.bytes;
+    stats->disk_unsaved = store->disk_count ? store->unsaved : 0;
     stats->namespaces = store->spaces.used;
     disk_gauges(store, stats);
 }

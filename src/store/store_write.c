@@ -2,9 +2,9 @@
  * becomes of a block when its write has ended.
  *
  * Rules
- *  1. Write-through: every committed block is queued. This file is the place for other policies.
- *  2. The queue is bounded in bytes; a block that does not fit is not written, counted, and stays
- *     in DRAM as long as it can. COMMIT never waits.
+ *  1. store_later.c decides when a block is queued: at COMMIT, or later by its write policy.
+ *  2. The queue is bounded in bytes; a block that does not fit is not written now, counted, and
+ *     stays in DRAM as long as it can. COMMIT never waits.
  *  3. A queued block cannot be evicted before its write has ended: the upper copy stays until the
  *     lower one is there.
  *  4. A batch takes the oldest of the queue, 1 to 16 MiB. A smaller one waits GATHER for company,
@@ -46,38 +46,36 @@ void kvt_writes_destroy(struct kvt_store *store)
     store->writes = NULL;
 }
 
-void kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound)
+bool kvt_writes_room(const struct kvt_store *store, uint32_t slot)
+{
+    return store->write_queue.bytes + kvt_slot_at(&store->slots, slot)->record_bytes <=
+               store->params.write_queue_bytes &&
+           kvt_store_now(store) >= store->write_retry_ns;
+}
+
+bool kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
     if (!beyond_bound &&
         store->write_queue.bytes + s->record_bytes > store->params.write_queue_bytes) {
-        s->write = KVT_WRITE_DROPPED;
+        kvt_write_move(store, slot, KVT_SLOT_WRITE_DROPPED);
         store->counts.disk_dropped_queue++;
-        return;
+        return false;
     }
     if (!store->write_queue.count)
         store->gather_since_ns = kvt_store_now(store);
     kvt_policy_park(&store->policy, slot);
-    s->write = KVT_WRITE_QUEUED;
+    kvt_write_move(store, slot, KVT_SLOT_WRITE_QUEUED);
     s->ticket = store->ticket_next++;
     kvt_slot_list_push(&store->slots, &store->write_queue, slot, KVT_QUEUE_WRITE, false);
+    return true;
 }
 
 void kvt_writes_unqueue(struct kvt_store *store, uint32_t slot)
 {
     kvt_slot_list_remove(&store->slots, &store->write_queue, slot);
-    kvt_slot_at(&store->slots, slot)->write = KVT_WRITE_CLEAN;
-}
-
-void kvt_writes_queue_dropped(struct kvt_store *store)
-{
-    for (uint32_t slot = 0; slot < store->slots.arena.touched; slot++) {
-        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
-
-        if (s->state == KVT_SLOT_VALID && s->write == KVT_WRITE_DROPPED)
-            kvt_writes_queue(store, slot, true);
-    }
+    kvt_write_move(store, slot, KVT_SLOT_WRITE_CLEAN);
 }
 
 static void count_failure(struct kvt_store *store, int status)
@@ -87,6 +85,7 @@ static void count_failure(struct kvt_store *store, int status)
     else
         store->counts.write_fail++;
     store->counts.disk_dropped_error++;
+    store->write_retry_ns = kvt_store_now(store) + KVT_STORE_WRITE_RETRY_NS;
 }
 
 /* Called by the log while it handles completions. */
@@ -110,7 +109,7 @@ static void write_record_done(struct kvt_l2_write *write)
     else
         store->counts.disk_written_blocks++;
     kvt_flushes_note(store, w->ticket, status);
-    s->write = status ? KVT_WRITE_DROPPED : KVT_WRITE_CLEAN;
+    kvt_write_move(store, slot, status ? KVT_SLOT_WRITE_FAILED : KVT_SLOT_WRITE_CLEAN);
     if (!status && s->purged) {
         w->next = store->write_erase;
         store->write_erase = w;
@@ -120,6 +119,7 @@ static void write_record_done(struct kvt_l2_write *write)
     }
     kvt_slot_unpin(&store->slots, slot);
     kvt_slot_settle(store, slot);
+    s->at_end = 0;
 }
 
 /* What the log needs to know of a record. The parent comes from the header in the slot; it only
@@ -181,7 +181,7 @@ static bool batch_out(struct kvt_store *store, uint32_t root)
         uint32_t slot = ((struct kvt_store_write *)write->user)->slot;
 
         kvt_writes_unqueue(store, slot);
-        kvt_slot_at(&store->slots, slot)->write = KVT_WRITE_GOING;
+        kvt_write_move(store, slot, KVT_SLOT_WRITE_GOING);
         kvt_slot_pin(&store->slots, slot);
     }
     if (kvt_l2_append(store->disks[root].l2, list) == 0)

@@ -252,8 +252,8 @@ static void test_c54_pending_until_committed_then_exact(void **state)
 }
 
 /* A committed block stays in DRAM until the disk has it: with a small DRAM, everything that lookup
- * promises can be loaded. Excepted is what the disk will never have, since its write queue was
- * full, and what a slow disk kept waiting for a slot: both are counted. */
+ * promises can be loaded, also what the write queue had no room for: a load pushes nothing out that
+ * is on no disk. Excepted is what a slow disk kept waiting for a slot, which is counted. */
 static void test_c54_the_upper_copy_stays_until_the_lower_is_there(void **state)
 {
     struct rig_shape shape = rig_shape_small(16);
@@ -267,12 +267,10 @@ static void test_c54_the_upper_copy_stays_until_the_lower_is_there(void **state)
         long loaded = rig_load(&rig, seed, (uint32_t)run, NULL);
         assert_in_range(loaded, 0, run);
         lacking += loaded < run;
-        assert_int_equal(kvt_flush(rig.cache), 0); /* so that the write queue never fills */
     }
-    uint64_t excused = rig_stat(&rig, "disk.dropped_queue") + rig_stat(&rig, "load.no_slot");
-    printf("           %llu of 100 chains not whole, %llu blocks counted as given up\n",
-           (unsigned long long)lacking, (unsigned long long)excused);
-    assert_true(lacking <= excused); /* each has a reason of its own */
+    printf("           %llu of 100 chains not whole, %llu blocks waited in vain for a slot\n",
+           (unsigned long long)lacking, (unsigned long long)rig_stat(&rig, "load.no_slot"));
+    assert_true(lacking <= rig_stat(&rig, "load.no_slot"));
 }
 
 static void test_c60_one_token_is_left_to_compute(void **state)

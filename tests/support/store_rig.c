@@ -58,6 +58,7 @@ static int start(struct rig *rig)
         .write_queue_bytes = o->write_queue_bytes,
         .pin_bytes_max = o->pin_bytes_max,
         .blocks_max = o->blocks_max,
+        .write = o->write,
         .root_count = rig->second ? 2
                       : rig->io   ? 1
                                   : 0,
@@ -336,6 +337,7 @@ void rig_alloc(struct rig *rig, uint32_t client, uint32_t ns, const uint64_t *nu
     msg->map = map;
     msg->replace = replace;
     msg->block_tokens = 16;
+    msg->write = rig->write;
     if (parent) {
         msg->parent_len = 8;
         memcpy(msg->parent, &parent, 8);

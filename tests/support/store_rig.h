@@ -27,6 +27,7 @@ struct rig_options {
     uint64_t write_queue_bytes;
     uint64_t pin_bytes_max;
     uint32_t blocks_max;
+    int write; /* enum kvt_write: the store's own policy */
     int collide;
     bool two_roots; /* a second one like the first */
 };
@@ -42,7 +43,8 @@ struct rig {
     int64_t now_ns;
     uint64_t cookie;
     bool check_each_step;
-    bool held_io; /* completions are held back: settle() does not wait for them */
+    uint8_t write; /* of the ALLOCs that follow */
+    bool held_io;  /* completions are held back: settle() does not wait for them */
     /* Takes a grant out of the replies: true when it is the test's own business. */
     bool (*on_grant)(void *ctx, uint32_t client, const struct kvt_msg_grant *grant);
     void *on_grant_ctx;

@@ -63,25 +63,14 @@ static void defaults_are_what_the_table_says(void **state)
 {
     static const struct {
         const char *key, *value;
-    } expected[] = {{"dram", "1GiB"},
-                    {"disk", "none"},
-                    {"disk_required", "no"},
-                    {"level", "kv4"},
-                    {"guard", "yes"},
-                    {"threads", "auto"},
-                    {"staging", "auto"},
-                    {"write_queue", "auto"},
-                    {"pin_max", "auto"},
-                    {"io_threads", "4"},
-                    {"direct", "auto"},
-                    {"load_deadline", "none"},
-                    {"pin", "auto"},
-                    {"io", "auto"},
-                    {"io_register", "no"},
-                    {"requests_max", "256"},
-                    {"request_blocks_max", "32768"},
-                    {"enabled", "yes"},
-                    {"env", "yes"}};
+    } expected[] = {
+        {"dram", "1GiB"},          {"disk", "none"},        {"disk_required", "no"},
+        {"level", "kv4"},          {"guard", "yes"},        {"threads", "auto"},
+        {"staging", "auto"},       {"write_queue", "auto"}, {"pin_max", "auto"},
+        {"io_threads", "4"},       {"write", "through"},    {"direct", "auto"},
+        {"load_deadline", "none"}, {"pin", "auto"},         {"io", "auto"},
+        {"io_register", "no"},     {"requests_max", "256"}, {"request_blocks_max", "32768"},
+        {"enabled", "yes"},        {"env", "yes"}};
     struct kvt_config *config = fresh();
     (void)state;
     for (size_t i = 0; i < KVT_ARRAY_LEN(expected); i++)
@@ -111,6 +100,9 @@ static void good_values_read_back(void **state)
         {"io", "uring", "uring"},
         {"io", "auto", "auto"},
         {"io_register", "on", "yes"},
+        {"write", "evict", "evict"},
+        {"write", "idle", "idle"},
+        {"write", "through", "through"},
         {"direct", "on", "on"},
         {"direct", "off", "off"},
         {"direct", "auto", "auto"},
@@ -183,6 +175,7 @@ static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
         {"level", "fp8", KVT_E_CONFIG_VALUE, {"level", "int4"}},
         {"io", "io_uring", KVT_E_CONFIG_VALUE, {"io", "\"io_uring\"", "auto, posix, uring"}},
         {"io", "urnig", KVT_E_CONFIG_VALUE, {"io", "\"uring\""}},
+        {"write", "later", KVT_E_CONFIG_VALUE, {"write", "\"later\"", "through, evict, idle"}},
         {"direct", "yes", KVT_E_CONFIG_VALUE, {"direct", "\"yes\"", "auto, on, off"}},
         {"direct", "atuo", KVT_E_CONFIG_VALUE, {"direct", "\"auto\""}},
         {"load_deadline", "10", KVT_E_CONFIG_VALUE, {"load_deadline", "ms"}},

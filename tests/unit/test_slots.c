@@ -437,10 +437,10 @@ static void test_unevictable(void **state)
     kvt_policy_settle(&c.policy, kvt_index_at(&c.index, d)->slot, false);
     assert_int_equal(kvt_policy_victim(&c.policy), KVT_SLOT_NONE);
     kvt_slot_unpin(&c.slots, slot);
-    kvt_slot_at(&c.slots, slot)->write = KVT_WRITE_GOING;
+    kvt_slot_at(&c.slots, slot)->write = KVT_SLOT_WRITE_GOING;
     kvt_policy_settle(&c.policy, slot, false);
     assert_int_equal(kvt_policy_victim(&c.policy), KVT_SLOT_NONE);
-    kvt_slot_at(&c.slots, slot)->write = KVT_WRITE_CLEAN;
+    kvt_slot_at(&c.slots, slot)->write = KVT_SLOT_WRITE_CLEAN;
     kvt_policy_settle(&c.policy, slot, false);
     for (int i = 0; i < 8; i++)
         kvt_policy_hit(&c.policy, b);

@@ -1,0 +1,184 @@
+/* Blocks in DRAM that are not on disk, and when they get there: when an eviction is near, when the
+ * store is idle, on flush, at close. Also what is lost when one leaves without having been written.
+ *
+ * Why a block is not on disk is its slot's write state: LATER by policy (enum kvt_write), DROPPED
+ * since the queue was full, FAILED since its write failed. All three are "unsaved".
+ *
+ * Rules
+ *  1. ALLOC never waits, so eviction cannot wait for a write either. Instead the blocks that leave
+ *     next are written ahead: when less than a WRITE_AHEAD part of the cache region is free, those
+ *     unsaved among the next such part of it are queued, with their ancestors as far as that part
+ *     reaches (a chain leaves from its end, so its parents come next).
+ *  2. An unsaved block that policy names nevertheless is queued and another one is looked for, some
+ *     times; then it goes and is counted as lost. So a burst costs old blocks, never a caller.
+ *  3. Blocks written ahead come back to the old end of their queue.
+ *  4. Deferred blocks are no exception from the bound of the write queue, but for flush and close.
+ * Threads: the store's owner. Allocates nothing; each step is bounded.
+ */
+#include "base/checked.h"
+#include "store/store_impl.h"
+
+#define WRITE_AHEAD 8u      /* an eighth of the cache region */
+#define AHEAD_STEPS 512u    /* slots looked at, per run */
+#define IDLE_STEPS 1024u    /* slots looked at, per run */
+#define SAVES_PER_REQUEST 8 /* rule 2 */
+
+static bool unsaved(const struct kvt_slot *s)
+{
+    return s->write == KVT_SLOT_WRITE_LATER || s->write == KVT_SLOT_WRITE_DROPPED ||
+           s->write == KVT_SLOT_WRITE_FAILED;
+}
+
+void kvt_write_move(struct kvt_store *store, uint32_t slot, enum kvt_slot_write to)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    store->unsaved -= unsaved(s);
+    store->idle_waiting -= s->write == KVT_SLOT_WRITE_LATER && s->policy == KVT_WRITE_IDLE;
+    s->write = (uint8_t)to;
+    store->unsaved += unsaved(s);
+    store->idle_waiting += s->write == KVT_SLOT_WRITE_LATER && s->policy == KVT_WRITE_IDLE;
+}
+
+bool kvt_write_unsaved(const struct kvt_store *store, uint32_t slot)
+{
+    return unsaved(kvt_slot_at(&store->slots, slot));
+}
+
+void kvt_writes_commit(struct kvt_store *store, uint32_t slot)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    /* What stands in the staging region cannot stay: it goes to disk at once. */
+    if (s->policy == KVT_WRITE_THROUGH ||
+        kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING) {
+        (void)kvt_writes_queue(store, slot, false);
+        return;
+    }
+    store->counts.disk_deferred++;
+    kvt_write_move(store, slot, KVT_SLOT_WRITE_LATER);
+}
+
+void kvt_writes_queue_unsaved(struct kvt_store *store)
+{
+    for (uint32_t slot = 0; slot < store->slots.arena.touched && store->unsaved; slot++) {
+        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+        if (s->state == KVT_SLOT_VALID && unsaved(s))
+            (void)kvt_writes_queue(store, slot, true);
+    }
+}
+
+bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries)
+{
+    if (!store->disk_count || !kvt_write_unsaved(store, slot) || *tries >= SAVES_PER_REQUEST ||
+        !kvt_writes_room(store, slot))
+        return false;
+    ++*tries;
+    kvt_slot_at(&store->slots, slot)->at_end = 1;
+    return kvt_writes_queue(store, slot, false);
+}
+
+void kvt_writes_lost(struct kvt_store *store, uint32_t slot)
+{
+    const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    if (!store->disk_count || !unsaved(s))
+        return;
+    store->lost_since_flush = 1;
+    if (s->write == KVT_SLOT_WRITE_LATER)
+        store->counts.lost_deferred++;
+    else if (s->write == KVT_SLOT_WRITE_DROPPED)
+        store->counts.lost_queue++;
+    else
+        store->counts.lost_error++;
+}
+
+void kvt_writes_lost_all(struct kvt_store *store)
+{
+    for (uint32_t slot = 0; slot < store->slots.arena.touched && store->unsaved; slot++)
+        if (kvt_slot_at(&store->slots, slot)->state == KVT_SLOT_VALID)
+            kvt_writes_lost(store, slot);
+}
+
+/* Queue what is unsaved of the chain that ends in `slot`, up to `bytes` of it. Returns the bytes
+ * looked at; UINT64_MAX: the queue is full. */
+static uint64_t save_chain(struct kvt_store *store, uint32_t slot, uint64_t bytes, uint32_t *steps)
+{
+    uint64_t seen = 0;
+
+    while (slot != KVT_INDEX_NONE && seen < bytes && *steps < AHEAD_STEPS) {
+        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+        uint32_t parent = kvt_index_at(&store->index, s->entry)->parent;
+
+        ++*steps;
+        seen += s->record_bytes;
+        if (s->state == KVT_SLOT_VALID && unsaved(s)) {
+            if (!kvt_writes_room(store, slot))
+                return UINT64_MAX;
+            s->at_end = 1;
+            (void)kvt_writes_queue(store, slot, false);
+        }
+        slot =
+            parent == KVT_INDEX_NONE ? KVT_INDEX_NONE : kvt_index_at(&store->index, parent)->slot;
+    }
+    return seen;
+}
+
+/* The next blocks to leave from a queue, and their chains. */
+static void save_ahead(struct kvt_store *store, const struct kvt_slot_list *list, uint64_t bytes)
+{
+    uint32_t slot = list->tail, steps = 0;
+
+    while (slot != KVT_SLOT_NONE && bytes && steps < AHEAD_STEPS) {
+        uint32_t next =
+            kvt_slot_at(&store->slots, slot)->queue_prev; /* queued ones leave the list */
+        uint64_t seen = save_chain(store, slot, bytes, &steps);
+
+        if (seen == UINT64_MAX)
+            return;
+        bytes -= KVT_MIN(bytes, seen);
+        slot = next;
+    }
+}
+
+static int64_t idle_turn(struct kvt_store *store, int64_t now)
+{
+    int64_t due = store->last_message_ns + KVT_STORE_IDLE_NS;
+
+    if (!store->idle_waiting)
+        return INT64_MAX;
+    if (now < due)
+        return due;
+    for (uint32_t i = 0; i < IDLE_STEPS && store->idle_waiting; i++) {
+        uint32_t slot = store->idle_cursor;
+        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+        if (slot >= store->slots.arena.touched) {
+            store->idle_cursor = 0;
+            continue;
+        }
+        if (s->state == KVT_SLOT_VALID && s->write == KVT_SLOT_WRITE_LATER &&
+            s->policy == KVT_WRITE_IDLE) {
+            if (!kvt_writes_room(store, slot))
+                return now + KVT_STORE_GATHER_NS;
+            (void)kvt_writes_queue(store, slot, false);
+        }
+        store->idle_cursor++;
+    }
+    return store->idle_waiting ? now : INT64_MAX;
+}
+
+int64_t kvt_later_run(struct kvt_store *store)
+{
+    const struct kvt_region *region = &store->slots.arena.regions[KVT_REGION_CACHE];
+    uint64_t share = region->pages / WRITE_AHEAD;
+
+    if (!store->disk_count || !store->unsaved)
+        return INT64_MAX;
+    if (region->free_pages < share) {
+        save_ahead(store, &store->policy.small_list, share * KVT_PAGE_BYTES);
+        save_ahead(store, &store->policy.main_list, share * KVT_PAGE_BYTES);
+    }
+    return idle_turn(store, kvt_store_now(store));
+}
