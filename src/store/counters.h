@@ -56,6 +56,8 @@
     X(evict_index_blocks, "index.evicted", "blocks on disk given up for room in the index")       \
     X(evict_disk_blocks, "disk.evicted", "blocks evicted from disk with their segment")           \
     X(evict_disk_segments, "disk.segments_recycled", "segments recycled")                         \
+    X(reinserted, "disk.reinserted", "blocks that were hit and moved before their segment went")  \
+    X(reinsert_failed, "disk.reinsert_failed", "blocks that could not be read or moved for that") \
     X(orphan_dropped, "disk.orphans", "blocks dropped because their parent was evicted")          \
     X(purged_blocks, "purge.blocks", "blocks purged")                                             \
     X(recovered_blocks, "recover.blocks", "blocks found at open")                                 \

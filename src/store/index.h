@@ -30,7 +30,7 @@
 #define KVT_INDEX_PAGE_MAX ((1u << 16) - 1)
 #define KVT_INDEX_FILLING_MAX 15u
 #define KVT_INDEX_FREQ_MAX 3u
-#define KVT_INDEX_CHILDREN_MAX ((1u << 21) - 1)
+#define KVT_INDEX_CHILDREN_MAX ((1u << 20) - 1)
 
 struct kvt_fp {
     uint64_t word[2];
@@ -54,8 +54,10 @@ struct kvt_index_entry {
     uint64_t map : 4;
     uint64_t freq : 2; /* recent hits, saturating */
     uint64_t root : 4;
-    uint64_t children : 21;      /* entries whose parent this is */
-    uint64_t dram_children : 21; /* of them, those with a slot, or being filled */
+    uint64_t hit : 1; /* asked for since its record was written to disk */
+    uint64_t spare : 1;
+    uint64_t children : 20;      /* entries whose parent this is */
+    uint64_t dram_children : 20; /* of them, those with a slot, or being filled */
 };
 static_assert(sizeof(struct kvt_index_entry) == 40, "40 bytes an entry, 48 with its table share");
 

@@ -12,7 +12,10 @@
  *  4. Two writes in flight at most. No fsync on the data path; fdatasync at seal, flush and close.
  *  5. ENOSPC fails the batch, is counted by the caller, and is tried again with the next batch
  *     after a pause; it never stops reads.
- *  6. Callbacks are called from kvt_l2_run() and kvt_l2_close() only, never from the call that
+ *  6. Segments are recycled oldest first. The store may move records out of the next one before
+ *     (kvt_l2_drain_next(), write.moved, kvt_l2_drained()): the log waits for that unless writes
+ *     wait for a segment, and makes moved records durable before it overwrites any old segment.
+ *  7. Callbacks are called from kvt_l2_run() and kvt_l2_close() only, never from the call that
  * queues the work. A callback may queue more work, but not run or close the log. Threads: the
  * store's owner thread only. Allocates at open; not on the data path.
  */
@@ -40,6 +43,7 @@ struct kvt_l2_write {
                                by append() */
     void (*done)(struct kvt_l2_write *write); /* status and where are set */
     void *user;
+    bool moved;                /* a copy of a record whose segment is about to be recycled */
     int status;                /* 0, or why it is not on disk: -EIO, KVT_E_NO_SPACE, ... */
     struct kvt_l2_where where; /* valid when status is 0 */
     struct kvt_l2_write *next; /* the log's, while it owns the write */
@@ -67,6 +71,7 @@ struct kvt_l2_params {
     struct kvt_log log;
     uint32_t batch_bytes_max; /* 16 MiB; one append request is cut at this */
     uint32_t reads_max;       /* reads in flight; more are queued */
+    int drains;               /* the user moves records out of segments: rule 6 */
     int read_only;            /* fsck, stat: recover and visit, write nothing */
 
     /* Recovery: every entry found, in no particular order. Same key twice: the higher sequence
@@ -109,6 +114,13 @@ void kvt_l2_reserve_sequence(struct kvt_l2 *l2, uint64_t upto);
  * 0 accepted; -EAGAIN two writes are in flight: call again after progress; nothing is taken. */
 int kvt_l2_append(struct kvt_l2 *l2, struct kvt_l2_write *list);
 bool kvt_l2_can_append(const struct kvt_l2 *l2);
+
+/* The segment that is recycled next, when fewer than two are at hand for new records. false: enough
+ * are, or none may go. Cheap. */
+bool kvt_l2_drain_next(const struct kvt_l2 *l2, uint32_t *segment);
+/* Everything that is worth it has been moved out of the segment; until it is recycled, the rest can
+ * still be read. */
+void kvt_l2_drained(struct kvt_l2 *l2, uint32_t segment);
 
 /* Queue a read; the next run starts it. Never refuses. */
 void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read);

@@ -92,6 +92,8 @@ static void batch_done(struct kvt_l2_op *op)
     batch->status = 0;
     if (result == (int64_t)batch->bytes) {
         active->written++;
+        if (batch->moved)
+            active->moved = active->written;
         l2->stats.bytes_written += batch->bytes;
     } else {
         batch->status = result >= 0 ? -EIO : result == -ENOSPC ? KVT_E_NO_SPACE : (int)result;
@@ -109,6 +111,7 @@ static void fill_batch(struct kvt_l2 *l2, struct kvt_l2_active *active, struct k
     struct iovec *last = &req->iov[0];
 
     memset(header, 0, (size_t)plan->header_pages * KVT_PAGE_BYTES);
+    batch->moved = false;
     *last = (struct iovec){header, (size_t)plan->header_pages * KVT_PAGE_BYTES};
     for (uint32_t i = 0; i < plan->count; i++) {
         struct kvt_l2_write *w = list_pop(&l2->pending);
@@ -118,6 +121,7 @@ static void fill_batch(struct kvt_l2 *l2, struct kvt_l2_active *active, struct k
         w->where = (struct kvt_l2_where){active->segment, page};
         page += w->entry.pages;
         header->entries[i] = w->entry;
+        batch->moved = batch->moved || w->moved;
         if (i && (const uint8_t *)last->iov_base + last->iov_len == w->record)
             last->iov_len += bytes;
         else

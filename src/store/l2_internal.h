@@ -11,7 +11,8 @@
  *   OPEN       batches appended    -> CLOSING    full, or a batch failed
  *   CLOSING    footer and trailer, -> SEALED     done, or no footer: the next open walks it
  *              fdatasync           -> BLANK      no record in it
- *   SEALED     read only           -> PREPARING  recycled, evicted() is called
+ *   SEALED     read only           -> PREPARING  recycled, evicted() is called; when `drained`
+ * first
  *                                  -> OPEN       at open: appended to again
  *   any file                       -> ABSENT     dropped to keep the cap, or no space for it
  *
@@ -37,6 +38,8 @@
 #define KVT_L2_BATCH_RECORDS 255u /* their header fits 8 pages */
 #define KVT_L2_BATCH_HEADER_PAGES 8u
 #define KVT_L2_SEGMENTS_MIN 4u            /* open, ready, and two that hold something */
+#define KVT_L2_FREE_SEGMENTS 2u           /* kept for new and moved records ... */
+#define KVT_L2_SEGMENTS_FEW 8u            /* ... of roots with more segments; else one */
 #define KVT_L2_SEGMENT_NUMBERS (1u << 17) /* 32 TiB of 256 MiB segments */
 #define KVT_L2_ERASES 8192u               /* ranges waiting to be erased */
 /* One merged read is at most this long: a drive is at full speed with it, and several of them are
@@ -69,6 +72,7 @@ struct kvt_l2_segment {
     uint32_t older, newer; /* list of SEALED segments by age */
     int8_t slot;           /* in files[], -1: not open */
     uint8_t state;         /* enum kvt_l2_state */
+    uint8_t drained;       /* what is to be kept of it has been moved */
     uint8_t punched;       /* has holes: space is reserved again before reuse */
 };
 
@@ -100,6 +104,7 @@ struct kvt_l2_active {
     uint64_t previous;  /* checksum of the last batch header */
     uint64_t written;   /* batches that reached the file ... */
     uint64_t synced;    /* ... of which durable */
+    uint64_t moved;     /* `written` as of the last batch with a moved record */
     bool failed;        /* a batch failed: nothing more is appended */
     bool gap;           /* a batch behind a failed one is good: only the footer can find it */
 };
@@ -110,13 +115,15 @@ struct kvt_l2_batch {
     struct kvt_l2_write *list;
     struct kvt_l2_active *active;
     uint32_t bytes;
+    bool moved; /* holds a moved record */
     bool complete;
     int status;
 };
 
 enum kvt_l2_step {
     KVT_L2_IDLE = 0,
-    KVT_L2_DATA, /* seal: records are being synced, before a footer vouches for them */
+    KVT_L2_DATA, /* seal: records are being synced, before a footer vouches for them; prepare: moved
+                    records are, before an old segment is overwritten */
     KVT_L2_WRITE,
     KVT_L2_SYNC,
     KVT_L2_PREPARED /* prepare: the segment is READY */
@@ -127,7 +134,9 @@ struct kvt_l2_prepare {
     struct kvt_segment_header *page;
     uint32_t segment;
     int slot;
-    bool recycled; /* it held records before */
+    bool recycled;                 /* it held records before */
+    struct kvt_l2_active *syncing; /* DATA: what is being made durable ... */
+    uint64_t mark;                 /* ... up to here */
     enum kvt_l2_step step;
     int64_t retry_ns;
 };
@@ -239,6 +248,8 @@ struct kvt_l2 {
     uint32_t limit;         /* segments[] has this many: numbers may exceed the count */
     struct kvt_l2_segment *segments;
     uint32_t oldest, newest; /* SEALED list */
+    uint32_t in_state[KVT_L2_STATES];
+    uint32_t drained; /* SEALED ones that are */
     uint64_t generation_next;
     uint64_t sequence_upto; /* in use or promised to the store */
     bool closing;

@@ -3,7 +3,9 @@
  * the header of the old one, so an old footer cannot speak for new bytes.
  *
  * Choice: a blank file, a file not made yet (while the file system has room), the oldest sealed
- * segment without readers that the store lets go. When files cannot be made for lack of space, the
+ * segment without readers that the store lets go: one that has been drained; another one only when
+ * the store does not drain, or writes wait. What was moved out of drained ones is made durable
+ * first. When files cannot be made for lack of space, the
  * log lives with those it has and tries again later. */
 #include <errno.h>
 #include <string.h>
@@ -43,7 +45,7 @@ void kvt_l2_failed(struct kvt_l2 *l2, int status, int64_t now)
 
 static uint32_t blank_segment(const struct kvt_l2 *l2, int64_t now)
 {
-    for (uint32_t i = 0; i < l2->limit; i++) {
+    for (uint32_t i = 0; i < l2->limit && l2->in_state[KVT_L2_BLANK]; i++) {
         const struct kvt_l2_segment *segment = &l2->segments[i];
 
         if (segment->state == KVT_L2_BLANK && !segment->busy && segment->retry_ns <= now)
@@ -62,21 +64,65 @@ static uint32_t absent_segment(const struct kvt_l2 *l2, int64_t now)
     return KVT_L2_NONE;
 }
 
-/* *busy: something could be taken later (readers, pins). */
-static uint32_t sealed_segment(const struct kvt_l2 *l2, int64_t now, bool *busy)
+static bool may_go(const struct kvt_l2 *l2, uint32_t number, int64_t now)
+{
+    return l2->segments[number].retry_ns <= now &&
+           (!l2->params.may_evict || l2->params.may_evict(l2->params.ctx, number));
+}
+
+/* The oldest that may go now; drained: of those that are. *busy: something could be taken later
+ * (readers, pins). */
+static uint32_t oldest_sealed(const struct kvt_l2 *l2, int64_t now, bool drained, bool *busy)
 {
     for (uint32_t i = l2->oldest; i != KVT_L2_NONE; i = l2->segments[i].newer) {
         const struct kvt_l2_segment *segment = &l2->segments[i];
 
-        if (segment->retry_ns > now)
+        if (segment->retry_ns > now || (drained && !segment->drained))
             continue;
         *busy = true;
-        if (segment->busy)
-            continue;
-        if (!l2->params.may_evict || l2->params.may_evict(l2->params.ctx, i))
+        if (!segment->busy && may_go(l2, i, now))
             return i;
     }
     return KVT_L2_NONE;
+}
+
+static uint32_t sealed_segment(const struct kvt_l2 *l2, int64_t now, bool *busy)
+{
+    bool waits = l2->pending.head && (!l2->open || l2->open->failed);
+    uint32_t number = l2->drained ? oldest_sealed(l2, now, true, busy) : KVT_L2_NONE;
+
+    if (number != KVT_L2_NONE || (l2->params.drains && !waits && !l2->closing))
+        return number;
+    return oldest_sealed(l2, now, false, busy);
+}
+
+bool kvt_l2_drain_next(const struct kvt_l2 *l2, uint32_t *segment)
+{
+    uint32_t want = l2->segment_count > KVT_L2_SEGMENTS_FEW ? KVT_L2_FREE_SEGMENTS : 1;
+    uint32_t have = l2->in_state[KVT_L2_BLANK] + l2->drained;
+    int64_t now;
+
+    if (l2->params.read_only || !l2->writes_accepted || have >= want)
+        return false;
+    now = kvt_l2_now(l2);
+    if (l2->segment_files < l2->segment_count && l2->create_retry_ns <= now)
+        return false; /* another file can be made */
+    for (uint32_t i = l2->oldest; i != KVT_L2_NONE; i = l2->segments[i].newer) {
+        *segment = i;
+        if (!l2->segments[i].drained && may_go(l2, i, now))
+            return true;
+    }
+    return false;
+}
+
+void kvt_l2_drained(struct kvt_l2 *l2, uint32_t segment)
+{
+    struct kvt_l2_segment *s = &l2->segments[segment];
+
+    if (segment >= l2->limit || s->state != KVT_L2_SEALED || s->drained)
+        return;
+    s->drained = 1;
+    l2->drained++;
 }
 
 static bool want_next(const struct kvt_l2 *l2)
@@ -235,6 +281,45 @@ static uint32_t new_segment(struct kvt_l2 *l2, int64_t now, bool *again)
     return KVT_L2_NONE;
 }
 
+static void moved_synced(struct kvt_l2_op *op)
+{
+    struct kvt_l2 *l2 = op->l2;
+    struct kvt_l2_prepare *prepare = &l2->prepare;
+
+    if (op->req.result < 0) {
+        kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: sync failed: %s",
+                (unsigned)prepare->syncing->segment, kvt_strerror((int)op->req.result));
+        l2->sync_status = (int)op->req.result; /* the next flush says so */
+    }
+    prepare->syncing->synced = KVT_MAX(prepare->syncing->synced, prepare->mark);
+    kvt_l2_file_put(l2, prepare->slot);
+    prepare->slot = -1;
+    prepare->step = KVT_L2_IDLE;
+}
+
+/* Records that were moved out of old segments are not durable yet: an old segment must not be
+ * overwritten. What is being sealed is synced by that. */
+static bool moved_in_danger(struct kvt_l2 *l2)
+{
+    struct kvt_l2_prepare *prepare = &l2->prepare;
+    struct kvt_l2_op *op = &prepare->op;
+
+    if (l2->closed && l2->closed->moved > l2->closed->synced && l2->closed->count)
+        return true;
+    if (!l2->open || l2->open->moved <= l2->open->synced)
+        return false;
+    prepare->slot = kvt_l2_file_get(l2, l2->open->segment, false); /* open already: cannot fail */
+    prepare->syncing = l2->open;
+    prepare->mark = l2->open->written;
+    prepare->step = KVT_L2_DATA;
+    memset(&op->req, 0, offsetof(struct kvt_io_req, iov));
+    op->req.kind = KVT_IO_SYNC;
+    op->req.file = l2->files[prepare->slot].file;
+    op->finish = moved_synced;
+    kvt_l2_submit(l2, op);
+    return true;
+}
+
 void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now)
 {
     uint32_t number;
@@ -250,8 +335,13 @@ void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now)
     number = blank_segment(l2, now);
     if (number == KVT_L2_NONE)
         number = new_segment(l2, now, &again);
-    if (number == KVT_L2_NONE && !again)
+    if (number == KVT_L2_NONE && !again) {
         number = sealed_segment(l2, now, &busy);
+        if (number != KVT_L2_NONE && moved_in_danger(l2))
+            return;
+        if (number == KVT_L2_NONE && l2->params.drains && l2->open && !l2->open->failed)
+            return; /* there is time: one will be drained */
+    }
     if (number != KVT_L2_NONE)
         prepare_segment(l2, number, now);
     else if (again || busy || l2->open || l2->closed)

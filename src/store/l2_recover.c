@@ -105,6 +105,7 @@ static int make_table(struct recovery *r)
     l2->segments = calloc(KVT_MAX(l2->limit, 1u), sizeof *l2->segments);
     if (!l2->segments)
         return -ENOMEM;
+    l2->in_state[KVT_L2_ABSENT] = l2->limit;
     for (uint32_t i = 0; i < l2->limit; i++) {
         struct kvt_l2_segment *segment = &l2->segments[i];
 

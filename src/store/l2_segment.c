@@ -53,12 +53,17 @@ void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_state t
     if (!(allowed[segment->state] & 1u << to))
         kvt_log(&l2->params.log, KVT_LOG_ERROR, "bug: segment %u goes from state %u to %u",
                 (unsigned)number, (unsigned)segment->state, (unsigned)to);
-    if (segment->state == KVT_L2_SEALED)
+    if (segment->state == KVT_L2_SEALED) {
         age_remove(l2, number);
+        l2->drained -= segment->drained;
+        segment->drained = 0;
+    }
     if (to == KVT_L2_SEALED)
         age_append(l2, number);
     if (to == KVT_L2_READY || to == KVT_L2_ABSENT)
         segment->min_sequence = UINT64_MAX; /* not before: until then a crash shows the old life */
+    l2->in_state[segment->state]--;
+    l2->in_state[to]++;
     segment->state = (uint8_t)to;
 }
 

@@ -125,6 +125,7 @@ void kvt_policy_hit(struct kvt_policy *policy, uint32_t entry)
 
     if (e->freq < KVT_INDEX_FREQ_MAX)
         e->freq++;
+    e->hit = e->on_disk;
     if (e->slot == KVT_INDEX_NONE)
         return;
     /* A parked block has no turn in `small` at which its hit would be seen: promote it now. */

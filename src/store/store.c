@@ -34,6 +34,7 @@ static void destroy(struct kvt_store *store)
     for (uint32_t i = 0; i < store->disk_count; i++) {
         free(store->disks[i].heads);
         free(store->disks[i].pinned);
+        kvt_drain_destroy(&store->disks[i]);
     }
     kvt_purges_destroy(store);
     kvt_writes_destroy(store);
@@ -142,6 +143,7 @@ int64_t kvt_store_run(struct kvt_store *store)
     roots_run(store);
     kvt_reads_run(store);
     next_run = kvt_loads_run(store);
+    kvt_drains_run(store);
     next_run = KVT_MIN(next_run, kvt_later_run(store));
     next_run = KVT_MIN(next_run, kvt_writes_run(store));
     kvt_flushes_run(store);

@@ -105,6 +105,7 @@ bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
     if (where.segment >= disk->segments || where.page > KVT_INDEX_PAGE_MAX)
         return false;
     e->on_disk = 1;
+    e->hit = 0;
     e->root = root & 0xfu;
     e->segment = where.segment & KVT_INDEX_SEGMENT_MAX;
     e->page = where.page & KVT_INDEX_PAGE_MAX;

@@ -8,6 +8,7 @@
  *   store_later.c    writes put off
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
  *   store_recover.c  roots at open               store_check.c   every invariant
+ *   store_reinsert.c what was hit outlives its segment
  *
  * Rules
  *  1. An entry's slot is VALID or READING and names the entry back; FILLING slots name the entry,
@@ -38,8 +39,9 @@
 #define KVT_STORE_GATHER_NS 5000000ll       /* 5 ms: a chain's messages arrive within it */
 #define KVT_STORE_SLOT_WAIT_NS 1000000000ll /* a load waits that long for a slot, then drops */
 #define KVT_STORE_IDLE_NS 500000000ll       /* without a message for that long, the store is idle */
-#define KVT_STORE_WRITE_RETRY_NS 1000000000ll /* after a failed write, before blocks are retried \
-                                               */
+#define KVT_STORE_WRITE_RETRY_NS                                    \
+    1000000000ll /* after a failed write, before blocks are retried \
+                  */
 #define KVT_STORE_STATS_PERIOD_NS 2000000000ll
 #define KVT_STORE_STATS_BYTES 16384u
 #define KVT_STORE_SEQUENCE_AHEAD 65536u
@@ -55,6 +57,7 @@ struct kvt_store_disk { /* one root */
     uint32_t *pinned; /* entries pinned by kvt_pin in each segment */
     uint32_t segments;
     uint64_t cap_bytes;
+    struct kvt_store_drain *drain; /* of store_reinsert.c */
 };
 
 enum kvt_item_state { KVT_ITEM_WAIT, KVT_ITEM_READING, KVT_ITEM_READY, KVT_ITEM_MISS };
@@ -330,6 +333,17 @@ bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries);
 void kvt_writes_lost(struct kvt_store *store, uint32_t slot);
 void kvt_writes_lost_all(struct kvt_store *store);
 int64_t kvt_later_run(struct kvt_store *store);
+
+/* ---- store_reinsert.c */
+__attribute__((warn_unused_result)) int kvt_drain_init(struct kvt_store_disk *disk);
+void kvt_drain_destroy(struct kvt_store_disk *disk);
+/* Records may be that long now. */
+__attribute__((warn_unused_result)) int kvt_drains_grow(struct kvt_store *store,
+                                                        uint32_t record_bytes);
+void kvt_drains_run(struct kvt_store *store);
+/* The log takes the segment; the record there is purged. */
+void kvt_drain_lost(struct kvt_store_disk *disk, uint32_t segment);
+void kvt_drain_purged(struct kvt_store_disk *disk, struct kvt_l2_where where);
 
 /* ---- store_flush.c */
 void kvt_flushes_run(struct kvt_store *store);

@@ -57,6 +57,7 @@ static void remove_block(struct kvt_store *store, struct kvt_store_purge *purge,
         uint32_t root = e->root;
 
         kvt_entry_clear_disk(store, entry);
+        kvt_drain_purged(&store->disks[root], where);
         kvt_l2_erase(store->disks[root].l2, where, kvt_entry_bytes(store, entry) / KVT_PAGE_BYTES);
     }
     kvt_entry_settle(store, entry);

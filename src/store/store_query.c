@@ -71,6 +71,11 @@ void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct k
         else
             store->record_bytes_min = smallest;
     }
+    if (number >= 0) {
+        int err = kvt_drains_grow(store, largest);
+
+        number = err ? err : number;
+    }
     reply = kvt_reply_begin(store, msg, sizeof(*reply));
     reply->status = number < 0 ? (int32_t)number : 0;
     reply->ns = number < 0 ? 0 : (uint32_t)number + 1;

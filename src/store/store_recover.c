@@ -25,6 +25,7 @@ static void evicted(void *ctx, uint32_t segment)
     if (segment >= disk->segments)
         return;
     store->counts.evict_disk_segments++;
+    kvt_drain_lost(disk, segment);
     while ((entry = disk->heads[segment]) != KVT_INDEX_NONE) {
         store->counts.evict_disk_blocks++;
         store->sweep_on |= kvt_index_at(&store->index, entry)->children > 0;
@@ -178,6 +179,7 @@ static int open_root(struct kvt_store *store, uint32_t number)
         .found = found,
         .evicted = evicted,
         .may_evict = may_evict,
+        .drains = 1,
         .ctx = disk,
     };
     int err;
@@ -195,7 +197,8 @@ static int open_root(struct kvt_store *store, uint32_t number)
     kvt_l2_stats(disk->l2, &stats);
     store->counts.recovered_segments += stats.segments_live;
     store->counts.recovered_bad += stats.recovered_bad;
-    return segments_grow(disk, kvt_l2_segment_limit(disk->l2));
+    err = segments_grow(disk, kvt_l2_segment_limit(disk->l2));
+    return err ? err : kvt_drain_init(disk);
 }
 
 int kvt_recover(struct kvt_store *store, uint32_t *bad_root)

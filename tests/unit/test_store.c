@@ -107,7 +107,7 @@ static void test_cool(void **state)
     struct kvt_alloc_entry entry;
     uint64_t sum;
     int32_t status;
-    uint8_t map;
+    uint8_t got[2];
     struct rig rig;
     uint32_t ns;
 
@@ -119,8 +119,8 @@ static void test_cool(void **state)
     /* until its COMMIT the better record stays, and an ABORT changes nothing */
     rig_alloc(&rig, 1, ns, many, 1, 0, KV4, KVT_REPLACE_COOL, &entry);
     assert_int_equal(entry.status, 0);
-    assert_int_equal(rig_get(&rig, ns, many, 1, KV8, NULL, &map), 1);
-    assert_int_equal(map, KV8);
+    assert_int_equal(rig_get(&rig, ns, many, 1, KV8, NULL, got), 1);
+    assert_int_equal(got[0], KV8);
     rig_abort(&rig, 1, &entry);
     assert_int_equal(rig_get(&rig, ns, many, 2, KV8, NULL, NULL), 2);
     /* a reader holds the old slot while the new one is committed */
@@ -132,8 +132,8 @@ static void test_cool(void **state)
     assert_int_equal(rig_commit(&rig, 1, &entry, sum), 0);
     assert_int_equal(rig_stats(&rig).commit_cooled, 1);
     assert_int_equal(rig_stats(&rig).dram_pins > 0, 1);
-    assert_int_equal(rig_get(&rig, ns, many, 2, 0, NULL, &map), 2);
-    assert_int_equal(map, KV4);
+    assert_int_equal(rig_get(&rig, ns, many, 2, 0, NULL, got), 2);
+    assert_int_equal(got[0], KV4);
     rig_release_all(&rig, 1);
     rig_settle(&rig);
     assert_int_equal(rig_stats(&rig).dram_pins, 0);

@@ -8,7 +8,9 @@
  *          - fsck finds no problem, before and after;
  *          - every block that is found has exactly the bytes that were put;
  *          - what a returned purge covered is not there, unless it was put again;
- *          - what a returned flush covered is there, unless its segment was recycled.
+ *          - what a returned flush covered is there, unless its segment was recycled;
+ *          - and even then, if it was asked for: such records are moved, and are durable before
+ *            their old segment is overwritten.
  */
 #include "support/store_rig.h"
 
@@ -19,7 +21,7 @@
 #include "store/fsck.h"
 #include "support/crash_io.h"
 
-enum { BLOCKS = 160, CHAIN = 8, MAP = 6, CLIENT = 1 };
+enum { BLOCKS = 160, CHAIN = 8, MAP = 6, CLIENT = 1, HOT = 16, COLD = 100000 };
 
 /* Sanitizers see the same code on fewer operations. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -50,6 +52,7 @@ static struct {
     uint32_t ns;
     uint64_t operations, recoveries, exact, every;
     uint64_t recycled; /* segments, as of the last step */
+    uint64_t moved, next_cold;
 } world;
 
 static uint32_t roll(uint32_t bound)
@@ -111,6 +114,21 @@ static void check_after(void)
     assert_int_equal(rig_stats(&world.after).checksum_fail, 0);
 }
 
+/* What was flushed once and asked for in every turn of the log is there after any crash. */
+static void check_hot_after(void)
+{
+    for (uint64_t number = 1; number <= HOT; number++) {
+        if (!world.known[number].flushed)
+            continue;
+        if (rig_get(&world.after, 1, &number, 1, 0, NULL, NULL) != 1)
+            fail_msg("block %llu was moved and is gone", (unsigned long long)number);
+        world.exact++;
+    }
+    for (uint64_t number = world.next_cold - 40; number < world.next_cold; number++)
+        world.exact += rig_get(&world.after, 1, &number, 1, 0, NULL, NULL);
+    assert_int_equal(rig_stats(&world.after).checksum_fail, 0);
+}
+
 static void crashed(void *ctx)
 {
     struct rig_options o = options();
@@ -126,7 +144,10 @@ static void crashed(void *ctx)
     rig_open(&world.after, &o, image);
     ns = rig_ns(&world.after, 1, pages);
     assert_int_equal(ns, 1);
-    check_after();
+    if (world.next_cold)
+        check_hot_after();
+    else
+        check_after();
     check_fsck(image);
     rig_close(&world.after);
     world.recoveries++;
@@ -201,14 +222,14 @@ static void purge_beside_stores(void)
             world.known[number] = (struct known){0};
 }
 
-static void live(enum crash_mode mode, uint32_t every, uint32_t steps)
+static void start(enum crash_mode mode, uint32_t every)
 {
     struct rig_options o = options();
 
     memset(&world.known, 0, sizeof(world.known));
     world.mode = mode;
     world.every = every;
-    world.operations = world.recoveries = world.exact = world.recycled = 0;
+    world.operations = world.recoveries = world.exact = world.recycled = world.next_cold = 0;
     world.medium = crash_io_new(1u << 30);
     assert_non_null(world.medium);
     world.medium->ops->close(world.medium,
@@ -216,6 +237,21 @@ static void live(enum crash_mode mode, uint32_t every, uint32_t steps)
     rig_open(&world.rig, &o, world.medium);
     world.ns = rig_ns(&world.rig, 1, pages);
     crash_io_hook(world.medium, crashed, NULL);
+}
+
+static void stop(void)
+{
+    crash_io_hook(world.medium, NULL, NULL);
+    print_message("           %llu operations, %llu recoveries, %llu blocks exact\n",
+                  (unsigned long long)world.operations, (unsigned long long)world.recoveries,
+                  (unsigned long long)world.exact);
+    assert_true(world.recoveries > 20 && world.exact > 500);
+    rig_close(&world.rig);
+}
+
+static void live(enum crash_mode mode, uint32_t every, uint32_t steps)
+{
+    start(mode, every);
     for (uint32_t step = 0; step < steps; step++) {
         uint32_t dice = roll(20);
 
@@ -227,12 +263,57 @@ static void live(enum crash_mode mode, uint32_t every, uint32_t steps)
             flush();
         note_recycled();
     }
-    crash_io_hook(world.medium, NULL, NULL);
-    print_message("           %llu operations, %llu recoveries, %llu blocks exact\n",
-                  (unsigned long long)world.operations, (unsigned long long)world.recoveries,
-                  (unsigned long long)world.exact);
-    assert_true(world.recoveries > 20 && world.exact > 500);
-    rig_close(&world.rig);
+    stop();
+}
+
+/* The log turns over and over; a few chains are asked for in each turn. */
+static void turn_over(enum crash_mode mode, uint32_t every, uint32_t turns)
+{
+    uint64_t numbers[CHAIN];
+
+    start(mode, every);
+    world.next_cold = COLD;
+    for (uint64_t first = 1; first <= HOT; first += CHAIN) {
+        for (uint32_t i = 0; i < CHAIN; i++)
+            numbers[i] = first + i;
+        assert_int_equal(rig_put(&world.rig, world.ns, numbers, CHAIN, 0, MAP, false, NULL), CHAIN);
+    }
+    assert_int_equal(rig_flush(&world.rig), 0);
+    for (uint64_t number = 1; number <= HOT; number++)
+        world.known[number].flushed = true;
+    for (uint32_t turn = 0; turn < turns; turn++) {
+        for (uint64_t number = 1; number <= HOT; number++)
+            assert_true(rig_keys(&world.rig, KVT_OP_TOUCH, world.ns, &number, 1) >= 0);
+        for (uint32_t i = 0; i < 40; i++) {
+            assert_int_equal(
+                rig_put(&world.rig, world.ns, &world.next_cold, 1, 0, MAP, false, NULL), 1);
+            world.next_cold++;
+        }
+    }
+    world.moved = rig_stats(&world.rig).reinserted;
+    print_message("           %llu blocks moved, %llu segments recycled\n",
+                  (unsigned long long)world.moved,
+                  (unsigned long long)rig_stats(&world.rig).evict_disk_segments);
+    assert_true(world.moved >= 2 * HOT);
+    stop();
+}
+
+static void test_moved_and_killed(void **state)
+{
+    (void)state;
+    turn_over(CRASH_PROCESS, EVERY, 24);
+}
+
+static void test_moved_and_power_lost(void **state)
+{
+    (void)state;
+    turn_over(CRASH_NOTHING, EVERY, 24);
+}
+
+static void test_moved_and_power_lost_with_random_remains(void **state)
+{
+    (void)state;
+    turn_over(CRASH_RANDOM, EVERY, 24);
 }
 
 static void test_killed(void **state)
@@ -259,6 +340,9 @@ int main(void)
         cmocka_unit_test(test_killed),
         cmocka_unit_test(test_power_lost),
         cmocka_unit_test(test_power_lost_with_random_remains),
+        cmocka_unit_test(test_moved_and_killed),
+        cmocka_unit_test(test_moved_and_power_lost),
+        cmocka_unit_test(test_moved_and_power_lost_with_random_remains),
     };
 
     world.rng.state = test_seed();
