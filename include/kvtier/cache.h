@@ -99,7 +99,7 @@ struct kvt_store_opts {
     uint32_t first_pos;           /* position of the first token of keys[0], in tokens */
     int level;                    /* enum kvt_level; DEFAULT: the configured level */
     int exact;                    /* 1: raw whatever the level */
-    int cool; /* 1: take the place of a better record: the block has left its window */
+    int cool;  /* 1: take the place of a better record: the block has left its window */
     int write; /* enum kvt_write: when the blocks go to disk; DEFAULT: as configured */
 };
 /* struct_size of callers whose struct ends before `cool`: accepted, what is not there is 0. */
