@@ -42,6 +42,7 @@ struct bench_options {
 struct bench_result {
     int level, dtype;
     uint32_t dim;
+    int mla; /* one latent row a token, not heads of K and V */
     double bits, encode_gbps, decode_gbps, memcpy_gbps;
 };
 
@@ -85,9 +86,10 @@ static void fill_pool(struct bench *bench, uint32_t dim, int dtype, size_t page_
     memset(bench->memory + bench->pool_bytes, 0, bench->pool_bytes + bench->payload_bytes);
 }
 
-static int bench_make(struct bench *bench, int level, int dtype, uint32_t dim, uint64_t size)
+static int bench_make(struct bench *bench, const struct bench_result *wanted, uint64_t size)
 {
-    int mla = dim == 576;
+    int level = wanted->level, dtype = wanted->dtype, mla = wanted->mla;
+    uint32_t dim = wanted->dim;
     uint32_t heads = mla ? 1 : 8, part_count = mla ? 1 : 2;
     int64_t element = kvt_dtype_bytes(dtype), row = element * dim;
     memset(bench, 0, sizeof(*bench));
@@ -166,7 +168,7 @@ static int measure(const struct bench_options *options, const struct kvt_codec_k
     struct kvt_clock clock = kvt_clock_system();
     double seconds[3][ROUNDS_MAX];
     int status = 0;
-    if (bench_make(&bench, result->level, result->dtype, result->dim, options->size) != 0) {
+    if (bench_make(&bench, result, options->size) != 0) {
         kvt_cli_error(COMMAND, "out of memory");
         return -1;
     }
@@ -204,7 +206,8 @@ static const uint32_t all_dims[] = {64, 80, 96, 112, 128, 192, 256, 576};
 #define RESULTS_MAX 512
 
 /* What to measure: all levels and dims in bf16, the common dims in f16 and f32, less what the
- * options leave out. 576 is MLA, which has kv8 and raw only. */
+ * options leave out. 576 is MLA, which is stored at kv8 or raw only; who asks for that length at a
+ * lower level gets rows of K and V. */
 static size_t plan(const struct bench_options *options, int level, int dtype,
                    struct bench_result *results)
 {
@@ -218,9 +221,11 @@ static size_t plan(const struct bench_options *options, int level, int dtype,
                 uint32_t dim = asked ? (uint32_t)options->dim : all_dims[i];
                 if (dtype != 0 ? d != dtype : d != KVT_DTYPE_BF16 && dim != 64 && dim != 128)
                     continue;
-                if ((level != 0 && l != level) || (dim == 576 && l < KVT_LEVEL_KV8))
+                int mla = dim == 576 && l >= KVT_LEVEL_KV8;
+                if ((level != 0 && l != level) || (dim == 576 && !mla && (!asked || !level)))
                     continue;
-                results[count++] = (struct bench_result){.level = l, .dtype = d, .dim = dim};
+                results[count++] =
+                    (struct bench_result){.level = l, .dtype = d, .dim = dim, .mla = mla};
             }
     return count;
 }
@@ -231,11 +236,12 @@ static json_t *to_json(const struct bench_options *options, const char *isa,
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++) {
         const struct bench_result *r = &results[i];
-        json_array_append_new(
-            list, json_pack("{s:s,s:s,s:i,s:s,s:f,s:f,s:f,s:f}", "level", kvt_level_name(r->level),
-                            "dtype", dtype_name(r->dtype), "dim", (int)r->dim, "isa", isa,
-                            "bits_per_element", r->bits, "encode_gbps", r->encode_gbps,
-                            "decode_gbps", r->decode_gbps, "memcpy_gbps", r->memcpy_gbps));
+        json_array_append_new(list, json_pack("{s:s,s:s,s:i,s:s,s:s,s:f,s:f,s:f,s:f}", "level",
+                                              kvt_level_name(r->level), "dtype",
+                                              dtype_name(r->dtype), "dim", (int)r->dim, "rows",
+                                              r->mla ? "mla" : "kv", "isa", isa, "bits_per_element",
+                                              r->bits, "encode_gbps", r->encode_gbps, "decode_gbps",
+                                              r->decode_gbps, "memcpy_gbps", r->memcpy_gbps));
     }
     return json_pack("{s:i,s:b,s:I,s:I,s:o}", "format_version", (int)KVT_CODEC_FORMAT_VERSION,
                      "guard", !options->no_guard, "pool_bytes", (json_int_t)options->size, "rounds",
@@ -252,6 +258,8 @@ static void print_table(const char *isa, const struct bench_result *results, siz
                kvt_level_name(r->level), dtype_name(r->dtype), r->dim, r->bits, r->encode_gbps,
                r->encode_gbps / r->memcpy_gbps, r->decode_gbps, r->decode_gbps / r->memcpy_gbps,
                r->memcpy_gbps);
+        if (r->dim == 576 && !r->mla)
+            printf("       (rows of K and V: MLA latents are never stored below kv8)\n");
     }
 }
 
@@ -293,7 +301,7 @@ int kvt_cmd_bench_codec(int argc, char **argv)
         {.name = "dtype", .metavar = "TYPE", .help = "bf16, f16 or f32", .text = &options.dtype},
         {.name = "dim",
          .metavar = "N",
-         .help = "head_dim, a multiple of 16; 576 is MLA",
+         .help = "head_dim, a multiple of 16; 576 is MLA at kv8 and raw, K and V rows below",
          .number = &options.dim,
          .min = 16,
          .max = KVT_HEAD_DIM_MAX},

@@ -95,21 +95,22 @@ static int erase(struct kvt_dir *dir, const uint8_t *ns, uint64_t *records, uint
     return rc ? rc : wait_for(dir, &outcome);
 }
 
-/* Ask on a terminal; elsewhere nobody can answer, so --yes is needed. 1: go on. */
+/* Ask on a terminal; elsewhere nobody can answer, so a call without --yes is a wrong one. An exit
+ * code; KVT_EXIT_OK: go on. */
 static int confirmed(const char *path, const char *what)
 {
     char answer[16] = "";
 
     if (!isatty(STDIN_FILENO)) {
         kvt_cli_error("purge", "not a terminal: add --yes to remove %s from %s", what, path);
-        return 0;
+        return KVT_EXIT_USAGE;
     }
     fprintf(stderr, "Remove %s from %s for good? Type yes: ", what, path);
     if (!fgets(answer, sizeof(answer), stdin) || strcmp(answer, "yes\n") != 0) {
         kvt_cli_error("purge", "nothing was removed");
-        return 0;
+        return KVT_EXIT_PROBLEM;
     }
-    return 1;
+    return KVT_EXIT_OK;
 }
 
 static int purge(const char *path, const uint8_t *ns, int json)
@@ -167,7 +168,6 @@ int kvt_cmd_purge(int argc, char **argv)
         return KVT_EXIT_USAGE;
     }
     snprintf(what, sizeof(what), all ? "every namespace%s" : "namespace %s", all ? "" : ns_text);
-    if (!yes && !confirmed(path, what))
-        return KVT_EXIT_PROBLEM;
-    return purge(path, all ? NULL : ns, json);
+    rc = yes ? KVT_EXIT_OK : confirmed(path, what);
+    return rc ? rc : purge(path, all ? NULL : ns, json);
 }
