@@ -76,6 +76,10 @@ void kvt_pool_unregister(struct kvt_pool *pool); /* its requests must have compl
  * ids: n page numbers, each < block_count. Thread: any. Blocks, allocates: never. 0; KVT_E_INVAL,
  * and then nothing is changed. */
 int kvt_pool_reset_origin(struct kvt_pool *pool, const uint32_t *ids, size_t n);
+/* The same for one group, where page 5 of one group is not page 5 of another: the call above means
+ * every group's. */
+int kvt_pool_reset_origin_group(struct kvt_pool *pool, uint16_t group, const uint32_t *ids,
+                                size_t n);
 
 struct kvt_lookup_opts {
     size_t struct_size;

@@ -226,7 +226,6 @@ static int threads_start(struct kvt_cache *cache)
 /* Undo open, whatever part of it was done. No request is active. */
 static void tear_down(struct kvt_cache *cache)
 {
-    struct kvt_shape *shape;
     kvt_lanes_close(cache); /* its pins go before the arena does */
     kvt_workers_stop(cache);
     kvt_reply_stop(cache);
@@ -239,10 +238,7 @@ static void tear_down(struct kvt_cache *cache)
     if (cache->map != NULL)
         (void)munmap(cache->map, cache->map_bytes);
     kvt_requests_free(cache);
-    while ((shape = cache->shapes) != NULL) {
-        cache->shapes = shape->next;
-        free(shape);
-    }
+    kvt_shapes_free(cache);
     if (cache->event_fd >= 0)
         (void)close(cache->event_fd);
     if (cache->wake_fd >= 0)
@@ -322,7 +318,7 @@ static void free_handles(struct kvt_cache *cache)
     struct kvt_pool *pool;
     while ((ns = TAILQ_FIRST(&cache->namespaces)) != NULL) {
         TAILQ_REMOVE(&cache->namespaces, ns, list);
-        free(ns);
+        kvt_ns_free(ns);
     }
     while ((pool = TAILQ_FIRST(&cache->pools)) != NULL) {
         TAILQ_REMOVE(&cache->pools, pool, list);

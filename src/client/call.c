@@ -77,11 +77,17 @@ static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const
     return call->status;
 }
 
-/* One message of keys; the lock is held. */
-static int32_t call_keys(struct kvt_cache *cache, struct kvt_ns *ns, uint16_t op,
-                         const struct kvt_key *keys, uint32_t count, uint8_t min_level,
-                         enum kvt_tier *tiers)
+struct key_opts {
+    uint8_t min_level;
+    uint8_t each;         /* LOOKUP: do not stop at an absent key */
+    enum kvt_tier *tiers; /* LOOKUP: optional output */
+};
+
+/* One message of keys of one group (index); the lock is held. */
+static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const struct kvt_key *keys,
+                         uint32_t count, struct key_opts opts)
 {
+    struct kvt_cache *cache = ns->cache;
     struct kvt_call call;
     uint32_t bytes = (uint32_t)(sizeof(struct kvt_msg_keys) + count * sizeof(struct kvt_msg_key));
     uint32_t reply = sizeof(struct kvt_msg_lookup_reply);
@@ -89,10 +95,13 @@ static int32_t call_keys(struct kvt_cache *cache, struct kvt_ns *ns, uint16_t op
         reply += (uint32_t)kvt_round_up(count * sizeof(struct kvt_lookup_entry), 8);
     call_init(&call);
     call.count = count;
-    call.tiers = tiers;
-    struct kvt_msg_keys *msg = call_begin(cache, &call, bytes, op, ns->handle, count, reply);
+    call.tiers = opts.tiers;
+    call.each = opts.each != 0;
+    uint32_t handle = ns->groups[group].handle;
+    struct kvt_msg_keys *msg = call_begin(cache, &call, bytes, op, handle, count, reply);
     if (msg != NULL) {
-        msg->min_level = min_level;
+        msg->min_level = opts.min_level;
+        msg->each = opts.each;
         for (uint32_t i = 0; i < count; i++) {
             memcpy(msg->keys[i].hash, keys[i].hash, keys[i].hash_len);
             msg->keys[i].hash_len = keys[i].hash_len;
@@ -103,9 +112,9 @@ static int32_t call_keys(struct kvt_cache *cache, struct kvt_ns *ns, uint16_t op
     return call_finish(cache, &call, msg);
 }
 
-static int call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
+static int call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, bool one_group)
 {
-    if (ns == NULL || (keys == NULL && n != 0) || !kvt_keys_ok(ns, keys, n))
+    if (ns == NULL || (keys == NULL && n != 0) || !kvt_keys_ok(ns, keys, n, one_group))
         return KVT_E_INVAL;
     int rc = kvt_cache_enter_live(ns->cache);
     if (rc == 0) {
@@ -124,14 +133,24 @@ static void call_leave(struct kvt_ns *ns)
     pthread_mutex_unlock(&cache->lock);
 }
 
+/* How many keys at the front are of one group, at most a message. */
+static uint32_t group_run(const struct kvt_key *keys, size_t n)
+{
+    uint32_t run = 1;
+    while (run < n && run < KVT_MSG_KEYS_MAX && keys[run].group == keys[0].group)
+        run++;
+    return run;
+}
+
 /* The same for all n keys, message by message; statuses are counts and add up. */
 static long call_sum(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys, size_t n,
                      uint8_t min_level)
 {
     long sum = 0;
     for (size_t at = 0; at < n;) {
-        uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
-        int32_t status = call_keys(ns->cache, ns, op, keys + at, count, min_level, NULL);
+        uint32_t count = group_run(keys + at, n - at);
+        int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[at].group), op, keys + at, count,
+                                   (struct key_opts){.min_level = min_level});
         if (status < 0)
             return sum > 0 ? sum : status;
         sum += status;
@@ -151,8 +170,9 @@ static long lookup_chain(struct kvt_ns *ns, const struct kvt_key *keys, size_t n
     long run = 0;
     for (size_t at = 0; at < n;) {
         uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
-        int32_t status = call_keys(ns->cache, ns, KVT_OP_LOOKUP, keys + at, count,
-                                   (uint8_t)min_level, tiers ? tiers + at : NULL);
+        struct key_opts use = {.min_level = (uint8_t)min_level, .tiers = tiers ? tiers + at : NULL};
+        int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
+                                   keys + at, count, use);
         if (status < 0)
             return status;
         run += status;
@@ -171,7 +191,7 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
     if (min_level < 0)
         return min_level;
-    int rc = call_enter(ns, keys, n);
+    int rc = call_enter(ns, keys, n, true);
     if (rc != 0)
         return rc;
     for (size_t i = 0; tiers != NULL && i < n; i++)
@@ -193,7 +213,7 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
     if (min_level < 0)
         return min_level;
-    int rc = call_enter(ns, keys, n);
+    int rc = call_enter(ns, keys, n, false);
     if (rc != 0)
         return rc;
     long queued = 0;
@@ -205,7 +225,7 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
 
 static long keys_call(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys, size_t n)
 {
-    int rc = call_enter(ns, keys, n);
+    int rc = call_enter(ns, keys, n, false);
     if (rc != 0)
         return rc;
     long sum = call_sum(ns, op, keys, n, 0);
@@ -223,17 +243,29 @@ long kvt_unpin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
     return keys_call(ns, KVT_OP_UNPIN, keys, n);
 }
 
+/* Every group of the namespace. */
+static long purge_all(struct kvt_ns *ns)
+{
+    long removed = 0;
+    for (uint32_t i = 0; i < ns->shape->group_count; i++) {
+        int32_t status = call_keys(ns, (uint8_t)i, KVT_OP_PURGE, NULL, 0, (struct key_opts){0});
+        if (status < 0)
+            return status;
+        removed += status;
+    }
+    return removed;
+}
+
 long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
-    int rc = call_enter(ns, keys, keys != NULL ? n : 0);
+    int rc = call_enter(ns, keys, keys != NULL ? n : 0, false);
     if (rc != 0)
         return rc;
     struct kvt_cache *cache = ns->cache;
     while (cache->purges == PURGES_MAX)
         wait_room(cache);
     cache->purges++;
-    long removed = keys != NULL ? call_sum(ns, KVT_OP_PURGE, keys, n, 0)
-                                : call_keys(cache, ns, KVT_OP_PURGE, NULL, 0, 0, NULL);
+    long removed = keys != NULL ? call_sum(ns, KVT_OP_PURGE, keys, n, 0) : purge_all(ns);
     cache->purges--;
     if (cache->room_waiters > 0)
         pthread_cond_broadcast(&cache->room);

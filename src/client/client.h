@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "client/client_counters.h"
+#include "client/map.h"
 #include "client/pin.h"
 #include "client/settings.h"
 #include "format/message.h"
@@ -61,13 +62,15 @@ struct kvt_block {
     uint64_t arena_offset;
     uint64_t sequence;
     uint64_t checksum;
-    int32_t release_status; /* GIVE_BACK: 0 good, KVT_E_CORRUPT bad */
-    uint8_t state;          /* enum kvt_block_state */
-    uint8_t level;          /* store: level to encode at; load: level of the granted record */
-    uint8_t lossy;          /* store: the page is of lossy origin */
-    uint8_t recode;         /* store: it cools from kv8, so kv8 is the best it can be */
-    uint8_t retry;          /* GIVE_BACK: ask again at `level` instead of ending */
-    uint8_t tier;           /* load: where it was */
+    const struct kvt_map *map; /* store: to encode with; lives as long as the namespace */
+    int32_t release_status;    /* GIVE_BACK: 0 good, KVT_E_CORRUPT bad */
+    uint8_t state;             /* enum kvt_block_state */
+    uint8_t level;             /* lowest of the map: store: to encode at; load: of the record */
+    uint8_t map_id;            /* what the record's header says */
+    uint8_t lossy;             /* store: the page is of lossy origin */
+    uint8_t recode;            /* store: it cools from kv8, so kv8 is the best it can be */
+    uint8_t retry;             /* GIVE_BACK: ask again at `level` instead of ending */
+    uint8_t tier;              /* load: where it was */
 };
 
 struct kvt_block_queue {
@@ -85,6 +88,7 @@ struct kvt_req {
     struct kvt_cache *cache;
     struct kvt_ns *ns; /* not followed after completion */
     struct kvt_pool *pool;
+    uint8_t group; /* of its keys: index in shape->groups and ns->groups */
     uint8_t kind;  /* enum kvt_req_kind */
     uint8_t state; /* enum kvt_req_state */
     uint8_t min_level;
@@ -140,6 +144,7 @@ struct kvt_call {
     uint32_t ns;
     uint32_t count;       /* entries or values in the reply */
     enum kvt_tier *tiers; /* LOOKUP: optional output, `count` entries as asked */
+    bool each;            /* LOOKUP: hits may follow misses */
     uint64_t *values;     /* STAT: output */
     uint32_t values_max;
 };
@@ -150,19 +155,24 @@ struct kvt_call {
  * pointers. Immutable; freed at close. */
 struct kvt_shape {
     struct kvt_shape *next;
-    struct kvt_layout layout;  /* parts follow the struct */
-    uint32_t payload_bytes[8]; /* by level; 0: not supported */
-    uint32_t record_bytes[8];
-    uint64_t block_bytes; /* in the engine */
+    struct kvt_layout layout; /* parts and groups follow the struct */
+    uint32_t group_count;     /* at least 1; the order of first appearance in the parts */
+    struct kvt_shape_group groups[KVT_GROUPS_MAX];
+};
+
+struct kvt_ns_group {
+    uint32_t handle; /* the store's, of this group */
+    /* The newest; released by whoever replaces it, acquired by whoever looks for a map. */
+    _Atomic(struct kvt_map_set *) maps;
 };
 
 struct kvt_ns {
     struct kvt_cache *cache;
     const struct kvt_shape *shape;
     uint8_t id[KVT_NS_BYTES];
-    uint32_t handle; /* the store's */
-    uint32_t refs;   /* active requests and calls */
+    uint32_t refs; /* active requests and calls */
     TAILQ_ENTRY(kvt_ns) list;
+    struct kvt_ns_group groups[]; /* as in the shape */
 };
 
 struct kvt_lane;      /* gpu_lane.h */
@@ -174,8 +184,8 @@ struct kvt_pool {
     const struct kvt_shape *shape;
     struct kvt_pool_desc desc; /* places are our copy */
     uint32_t refs;
-    /* Per page: 0 exact, else the lossy level that it was loaded from. Relaxed: the completion of
-     * the load orders it before any store that the engine bases on it. */
+    /* Per group and page: 0 exact, else the lossy level that it was loaded from. Relaxed: the
+     * completion of the load orders it before any store that the engine bases on it. */
     _Atomic uint8_t *origin;
     TAILQ_ENTRY(kvt_pool) list;
 };
@@ -276,11 +286,21 @@ void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t o
 /* Note that root `number` failed to open with `code`: it is closed and its state says why. */
 void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid);
 
-/* ns.c: the interned shape of a layout that passed kvt_layout_check(); NULL: no memory. Lock held.
- */
+/* shapes.c: kvt_layout_check(), and groups that a shape has room for. */
+int kvt_shape_check(const struct kvt_layout *layout);
+/* The interned shape of a layout that passed it; NULL: no memory. Lock held. */
 const struct kvt_shape *kvt_shape_intern(struct kvt_cache *cache, const struct kvt_layout *layout);
-/* Keys that the namespace can take: lengths, group. */
-bool kvt_keys_ok(const struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
+const struct kvt_shape_group *kvt_shape_group_of(const struct kvt_shape *shape, uint16_t group);
+void kvt_shapes_free(struct kvt_cache *cache);
+
+/* ns.c: keys that the namespace can take: lengths, groups; one_group: all of the first one's. */
+bool kvt_keys_ok(const struct kvt_ns *ns, const struct kvt_key *keys, size_t n, bool one_group);
+/* Index of a group that kvt_keys_ok() has found. */
+uint8_t kvt_ns_group_index(const struct kvt_ns *ns, uint16_t group);
+void kvt_ns_free(struct kvt_ns *ns);
+/* The map for a block of the request at `level`; lossy: its page is not exact. Never NULL for a
+ * level that the group has. */
+const struct kvt_map *kvt_ns_map(const struct kvt_req *req, int level, bool lossy);
 
 /* engine.c: lock held in all of them. */
 void kvt_engine_move(struct kvt_cache *cache, struct kvt_block *block, enum kvt_block_state to);
@@ -323,7 +343,7 @@ bool kvt_coding_begin(const struct kvt_cache *cache, const struct kvt_req *req,
 void kvt_coding_header(const struct kvt_cache *cache, const struct kvt_req *req,
                        const struct kvt_block *block, struct kvt_record_header *header);
 /* What to do about a block that its level cannot hold (KVT_E_GUARD, KVT_E_NONFINITE). */
-struct kvt_outcome kvt_coding_escalate(const struct kvt_shape *shape, struct kvt_block *block,
+struct kvt_outcome kvt_coding_escalate(const struct kvt_req *req, struct kvt_block *block,
                                        int code);
 /* Remember what a page was loaded from. */
 void kvt_coding_origin(const struct kvt_req *req, const struct kvt_block *block);
@@ -390,6 +410,22 @@ static inline struct kvt_block *kvt_bq_pop(struct kvt_cache *cache, struct kvt_b
     queue->count--;
     block->next = KVT_NONE;
     return block;
+}
+
+static inline const struct kvt_shape_group *kvt_req_group(const struct kvt_req *req)
+{
+    return &req->ns->shape->groups[req->group];
+}
+
+static inline uint32_t kvt_req_handle(const struct kvt_req *req)
+{
+    return req->ns->groups[req->group].handle;
+}
+
+/* Where the pool remembers what a page of the request was loaded from. */
+static inline _Atomic uint8_t *kvt_req_origin(const struct kvt_req *req, uint32_t page)
+{
+    return &req->pool->origin[(size_t)req->group * req->pool->desc.block_count + page];
 }
 
 static inline struct kvt_req *kvt_block_req(struct kvt_cache *cache, const struct kvt_block *block)

@@ -25,33 +25,34 @@ bool kvt_coding_begin(const struct kvt_cache *cache, const struct kvt_req *req,
 void kvt_coding_header(const struct kvt_cache *cache, const struct kvt_req *req,
                        const struct kvt_block *block, struct kvt_record_header *header)
 {
-    const struct kvt_shape *shape = req->ns->shape;
+    const struct kvt_shape_group *group = kvt_req_group(req);
     uint32_t index = (uint32_t)(block - cache->blocks) - req->first;
     const struct kvt_key *parent = index == 0 ? &req->parent : &(block - 1)->key;
     memset(header, 0, sizeof(*header));
     header->magic = KVT_RECORD_MAGIC;
     header->version = KVT_RECORD_VERSION;
-    header->map = block->level;
-    header->parent_len = parent->hash_len;
+    header->map = block->map_id;
     kvt_full_key_make(&header->key, req->ns->id, &block->key);
-    memcpy(header->parent, parent->hash, sizeof(header->parent));
-    header->first_pos = req->first_pos + index * shape->layout.block_tokens;
+    if (group->kind == KVT_GROUP_FULL) { /* the others need no predecessor */
+        header->parent_len = parent->hash_len;
+        memcpy(header->parent, parent->hash, sizeof(header->parent));
+    }
+    header->first_pos = req->first_pos + index * group->block_tokens;
     header->record_bytes = block->record_bytes;
-    header->payload_bytes = shape->payload_bytes[block->level];
+    header->payload_bytes = block->map->payload_bytes;
     header->sequence = block->sequence;
 }
 
-/* The next level above that this shape has; RAW ends the ladder. */
-static uint8_t level_above(const struct kvt_shape *shape, uint8_t level)
+/* The next level above that this group has; RAW ends the ladder. */
+static int level_above(const struct kvt_shape_group *group, int level)
 {
     do {
         level++;
-    } while (level < KVT_LEVEL_RAW && shape->record_bytes[level] == 0);
+    } while (level < KVT_LEVEL_RAW && group->uniform[level] == NULL);
     return level;
 }
 
-struct kvt_outcome kvt_coding_escalate(const struct kvt_shape *shape, struct kvt_block *block,
-                                       int code)
+struct kvt_outcome kvt_coding_escalate(const struct kvt_req *req, struct kvt_block *block, int code)
 {
     struct kvt_outcome out = {.kind = KVT_OUT_RETRY, .nonfinite = code == KVT_E_NONFINITE};
     if (block->lossy || block->level == KVT_LEVEL_RAW) {
@@ -60,17 +61,20 @@ struct kvt_outcome kvt_coding_escalate(const struct kvt_shape *shape, struct kvt
         out.reorigin_dropped = block->lossy != 0;
         return out;
     }
-    block->level = code == KVT_E_NONFINITE ? KVT_LEVEL_RAW : level_above(shape, block->level);
-    if (block->recode && block->level >= KVT_LEVEL_KV8) { /* it cannot cool: stays as it is */
-        block->level = KVT_LEVEL_KV8;
+    int level =
+        code == KVT_E_NONFINITE ? KVT_LEVEL_RAW : level_above(kvt_req_group(req), block->level);
+    if (block->recode && level >= KVT_LEVEL_KV8) { /* it cannot cool: stays as it is */
+        level = KVT_LEVEL_KV8;
         block->lossy = 1;
     }
+    block->map = kvt_ns_map(req, level, block->lossy != 0);
+    block->level = block->map->level;
     return out;
 }
 
 void kvt_coding_origin(const struct kvt_req *req, const struct kvt_block *block)
 {
-    atomic_store_explicit(&req->pool->origin[block->page],
+    atomic_store_explicit(kvt_req_origin(req, block->page),
                           block->level == KVT_LEVEL_RAW ? 0 : block->level, memory_order_relaxed);
 }
 

@@ -27,7 +27,7 @@
 static const uint16_t allowed_moves[KVT_B_STATES] = {
     [KVT_B_IDLE] = BIT(KVT_B_QUEUED),
     [KVT_B_QUEUED] = BIT(KVT_B_ASKED) | BIT(KVT_B_DONE),
-    [KVT_B_ASKED] = BIT(KVT_B_READY) | BIT(KVT_B_GIVE_BACK) | BIT(KVT_B_DONE),
+    [KVT_B_ASKED] = BIT(KVT_B_READY) | BIT(KVT_B_GIVE_BACK) | BIT(KVT_B_DONE) | BIT(KVT_B_QUEUED),
     [KVT_B_READY] = BIT(KVT_B_CODING),
     [KVT_B_CODING] = BIT(KVT_B_GIVE_BACK) | BIT(KVT_B_CODED),
     [KVT_B_GIVE_BACK] = BIT(KVT_B_QUEUED) | BIT(KVT_B_DONE),
@@ -97,7 +97,7 @@ static void account(struct kvt_cache *cache, struct kvt_req *req, const struct k
     if (status == 0) {
         req->report.bytes_moved += block->record_bytes;
         cache->counters.store_bytes += block->record_bytes;
-        cache->counters.store_logical += req->ns->shape->block_bytes;
+        cache->counters.store_logical += kvt_req_group(req)->block_bytes;
     }
 }
 
@@ -200,9 +200,28 @@ static void alloc_entry(struct kvt_cache *cache, struct kvt_req *req, struct kvt
 /* A block that could not get a slot makes the ones after it unreachable: they are not tried. */
 static void cut_chain(struct kvt_cache *cache, struct kvt_req *req, int32_t status)
 {
+    if (kvt_req_group(req)->kind != KVT_GROUP_FULL)
+        return;
     uint32_t cut = req->n - req->cursor;
     cache->counters.store_cut += cut;
     kvt_engine_end_unasked(cache, req, status);
+}
+
+/* No id is left for a mixed map of that length: raw is at least as good. */
+static void alloc_raw_instead(struct kvt_cache *cache, struct kvt_flight *flight)
+{
+    struct kvt_req *req = &cache->requests[flight->req];
+    uint32_t first = flight->first, count = flight->count;
+    kvt_flight_put(cache, flight);
+    cache->counters.map_full += count;
+    for (uint32_t i = 0; i < count; i++) {
+        struct kvt_block *block = &cache->blocks[first + i];
+        cache->alloc_bytes -= block->record_bytes;
+        block->map = kvt_req_group(req)->uniform[KVT_LEVEL_RAW];
+        block->level = KVT_LEVEL_RAW;
+        kvt_engine_move(cache, block, KVT_B_QUEUED);
+        kvt_bq_push(cache, &cache->retry, block);
+    }
 }
 
 static void on_alloc(struct kvt_cache *cache, struct kvt_flight *flight, const struct kvt_msg *msg)
@@ -210,6 +229,10 @@ static void on_alloc(struct kvt_cache *cache, struct kvt_flight *flight, const s
     const struct kvt_msg_alloc_reply *reply = (const struct kvt_msg_alloc_reply *)(const void *)msg;
     struct kvt_req *req = &cache->requests[flight->req];
     uint32_t first = flight->first, count = flight->count;
+    if (msg->status == KVT_E_LIMIT && cache->blocks[first].map->table_bytes != 0) {
+        alloc_raw_instead(cache, flight);
+        return;
+    }
     struct kvt_alloc_entry failed = {.status = msg->status < 0 ? msg->status : KVT_E_CORRUPT};
     bool fits = msg->status >= 0 && msg->count == count &&
                 msg->bytes >= sizeof(*reply) + count * sizeof(reply->entries[0]);
@@ -226,8 +249,10 @@ static void on_alloc(struct kvt_cache *cache, struct kvt_flight *flight, const s
     }
     if (cut)
         cut_chain(cache, req, cut_status);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
+        cache->blocks[first + i].map_id = fits ? reply->map : 0;
         alloc_entry(cache, req, &cache->blocks[first + i], fits ? &reply->entries[i] : &failed);
+    }
     kvt_workers_wake(cache);
 }
 
@@ -274,9 +299,13 @@ static void on_grant(struct kvt_cache *cache, struct kvt_flight *flight,
     block->record_bytes = grant->record_bytes;
     block->arena_offset = grant->arena_offset;
     block->checksum = grant->checksum;
-    block->level = grant->map;
+    block->map_id = grant->map;
+    block->level = (uint8_t)kvt_map_id_level(grant->map);
     block->tier = grant->tier;
-    uint32_t expected = grant->map <= KVT_LEVEL_RAW ? req->ns->shape->record_bytes[grant->map] : 0;
+    const struct kvt_map *uniform = kvt_req_group(req)->uniform[block->level];
+    uint32_t expected = uniform == NULL ? 0 : uniform->record_bytes;
+    if (expected != 0 && grant->map >= KVT_MAP_MIXED_FIRST)
+        expected = grant->record_bytes; /* the record itself says whether that is right */
     if (!slot_sane(cache, grant->arena_offset, grant->record_bytes, expected)) {
         cache->counters.bad_reply++;
         give_back(cache, block, KVT_E_CORRUPT, KVT_E_CORRUPT);
@@ -308,7 +337,7 @@ static void lookup_tiers(const struct kvt_msg *msg, struct kvt_call *call)
     uint32_t run = msg->status < 0 ? 0 : (uint32_t)msg->status;
     for (uint32_t i = 0; i < call->count; i++) {
         enum kvt_tier tier = (enum kvt_tier)reply->entries[i].tier;
-        if (i >= run && tier != KVT_TIER_PENDING)
+        if (i >= run && !call->each && tier != KVT_TIER_PENDING)
             tier = KVT_TIER_MISS;
         call->tiers[i] = tier;
     }

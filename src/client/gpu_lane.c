@@ -110,8 +110,8 @@ static bool header_ok(const struct kvt_cache *cache, const struct kvt_req *req,
     struct kvt_full_key key;
     kvt_full_key_make(&key, req->ns->id, &block->key);
     return kvt_record_header_check(header) == 0 && header->record_bytes == block->record_bytes &&
-           memcmp(&key, &header->key, sizeof(key)) == 0 && header->map == block->level &&
-           header->payload_bytes == req->ns->shape->payload_bytes[block->level] &&
+           memcmp(&key, &header->key, sizeof(key)) == 0 && header->map == block->map_id &&
+           header->payload_bytes == kvt_req_group(req)->uniform[block->level]->payload_bytes &&
            (block->checksum == 0 || header->checksum == block->checksum);
 }
 
@@ -124,6 +124,10 @@ static bool begin(struct kvt_cache *cache, int kind, struct kvt_block *block,
         return false;
     if (req->gpu_wait == KVT_WAIT_FAILED) { /* its pages may not be what they should be */
         out->status = KVT_E_DEVICE;
+        return false;
+    }
+    if (kind == KVT_REQ_LOAD && block->map_id >= KVT_MAP_MIXED_FIRST) {
+        out->status = KVT_E_UNSUPPORTED; /* kernels take uniform maps; the record is a good one */
         return false;
     }
     if (kind == KVT_REQ_LOAD) {
@@ -204,7 +208,7 @@ static struct kvt_outcome result_of(const struct kvt_lane_flight *flight, size_t
         return out;
     }
     if (out.status == KVT_E_GUARD || out.status == KVT_E_NONFINITE)
-        return kvt_coding_escalate(req->ns->shape, block, out.status);
+        return kvt_coding_escalate(req, block, out.status);
     if (out.status == 0) {
         block->checksum = checksum;
         out.kind = KVT_OUT_COMMIT;

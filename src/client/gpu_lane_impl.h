@@ -7,7 +7,7 @@
 
 #define KVT_LANE_FLIGHTS 4u
 #define KVT_LANE_RECORDS_MAX 1024u
-#define KVT_LANE_LEVELS 8u
+#define KVT_LANE_LEVELS KVT_LEVELS
 
 struct kvt_lane_stage { /* shared by pools whose records fit */
     struct kvt_lane_stage *next;

@@ -133,8 +133,9 @@ void kvt_lanes_close(struct kvt_cache *cache)
 static uint32_t largest_record(const struct kvt_shape *shape)
 {
     uint32_t largest = 0;
-    for (int level = 0; level < (int)KVT_LANE_LEVELS; level++)
-        largest = KVT_MAX(largest, shape->record_bytes[level]);
+    for (int level = 0; level < KVT_LANE_LEVELS; level++)
+        if (shape->groups[0].uniform[level] != NULL)
+            largest = KVT_MAX(largest, shape->groups[0].uniform[level]->record_bytes);
     return largest;
 }
 
@@ -196,15 +197,17 @@ static int plans_make(struct kvt_lane *lane, const struct kvt_pool *pool,
                       struct kvt_lane_pool **out)
 {
     const struct kvt_shape *shape = pool->shape;
+    if (shape->group_count > 1) /* plans are made for one group */
+        return KVT_E_UNSUPPORTED;
     struct kvt_lane_pool *own = calloc(1, sizeof(*own));
     if (own == NULL)
         return -ENOMEM;
     own->lane = lane;
     int rc = stage_take(lane, largest_record(shape), &own->stage);
-    for (int level = 0; level < (int)KVT_LANE_LEVELS && rc == 0; level++)
-        if (shape->record_bytes[level] != 0)
-            rc = kvt_gpu_plan_on(own->stage->stage, &shape->layout, 0, level, &pool->desc,
-                                 &own->plans[level]);
+    for (int level = 0; level < KVT_LANE_LEVELS && rc == 0; level++)
+        if (shape->groups[0].uniform[level] != NULL)
+            rc = kvt_gpu_plan_on(own->stage->stage, &shape->layout, shape->groups[0].group, level,
+                                 &pool->desc, &own->plans[level]);
     if (rc != 0) {
         plans_free(own);
         return rc;

@@ -1,8 +1,5 @@
-/* Namespaces and shapes: what a cache must know of a layout before blocks of it move.
- *
- * A shape is a layout with the record sizes of every level, made once per distinct layout and
- * cache, so that the data path compares pointers. A namespace is an identity over a shape, known
- * to the store by a handle. Threads: any. Allocates; blocks for one round trip.
+/* Namespaces: an identity over a shape, known to the store by a handle for each group, with the
+ * level maps that its blocks are coded with. Threads: any. Allocates; blocks for round trips.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,72 +10,34 @@
 #include "kvtier/codec.h"
 #include "kvtier/key.h"
 
-static uint64_t dtype_bytes(int dtype)
+bool kvt_keys_ok(const struct kvt_ns *ns, const struct kvt_key *keys, size_t n, bool one_group)
 {
-    if (dtype == KVT_DTYPE_F32)
-        return 4;
-    return dtype == KVT_DTYPE_BYTE ? 1 : 2;
-}
-
-static bool layouts_equal(const struct kvt_layout *a, const struct kvt_layout *b)
-{
-    if (a->block_tokens != b->block_tokens || a->part_count != b->part_count)
-        return false;
-    for (uint32_t i = 0; i < a->part_count; i++) {
-        const struct kvt_part *x = &a->parts[i], *y = &b->parts[i];
-        if (x->kind != y->kind || x->dtype != y->dtype || x->group != y->group ||
-            x->layer != y->layer || x->heads != y->heads || x->head_dim != y->head_dim)
+    for (size_t i = 0; i < n; i++) {
+        if (keys[i].hash_len == 0 || keys[i].hash_len > KVT_HASH_BYTES_MAX || keys[i].reserved != 0)
+            return false;
+        bool same = i > 0 && keys[i].group == keys[i - 1].group;
+        if (!same && ((one_group && i > 0) || kvt_shape_group_of(ns->shape, keys[i].group) == NULL))
             return false;
     }
     return true;
 }
 
-static struct kvt_shape *shape_make(const struct kvt_layout *layout)
+uint8_t kvt_ns_group_index(const struct kvt_ns *ns, uint16_t group)
 {
-    size_t parts_bytes = layout->part_count * sizeof(struct kvt_part);
-    struct kvt_shape *shape = calloc(1, sizeof(*shape) + parts_bytes);
-    if (shape == NULL)
-        return NULL;
-    struct kvt_part *parts = (struct kvt_part *)(shape + 1);
-    memcpy(parts, layout->parts, parts_bytes);
-    shape->layout = *layout;
-    shape->layout.struct_size = sizeof(shape->layout);
-    shape->layout.parts = parts;
-    for (uint32_t i = 0; i < layout->part_count; i++)
-        shape->block_bytes += (uint64_t)parts[i].heads * parts[i].head_dim * layout->block_tokens *
-                              dtype_bytes(parts[i].dtype);
-    for (int level = KVT_LEVEL_INT4; level <= KVT_LEVEL_RAW; level++) {
-        size_t payload = kvt_payload_bytes(&shape->layout, 0, level);
-        if (payload == 0 || kvt_record_bytes(payload) == 0)
-            continue;
-        shape->payload_bytes[level] = (uint32_t)payload;
-        shape->record_bytes[level] = kvt_record_bytes(payload);
-    }
-    return shape;
+    const struct kvt_shape_group *found = kvt_shape_group_of(ns->shape, group);
+    return found == NULL ? 0 : (uint8_t)(found - ns->shape->groups);
 }
 
-const struct kvt_shape *kvt_shape_intern(struct kvt_cache *cache, const struct kvt_layout *layout)
+const struct kvt_map *kvt_ns_map(const struct kvt_req *req, int level, bool lossy)
 {
-    struct kvt_shape *shape;
-    for (shape = cache->shapes; shape != NULL; shape = shape->next)
-        if (layouts_equal(&shape->layout, layout))
-            return shape;
-    shape = shape_make(layout);
-    if (shape == NULL)
-        return NULL;
-    shape->next = cache->shapes;
-    cache->shapes = shape;
-    return shape;
-}
-
-bool kvt_keys_ok(const struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
-{
-    (void)ns; /* groups: only group 0 exists so far; kvt_ns_open() refuses the others */
-    for (size_t i = 0; i < n; i++)
-        if (keys[i].hash_len == 0 || keys[i].hash_len > KVT_HASH_BYTES_MAX ||
-            keys[i].reserved != 0 || keys[i].group != 0)
-            return false;
-    return true;
+    const struct kvt_shape_group *shape = kvt_req_group(req);
+    /* A lossy page gains nothing from better levels here and there, and must not look exact. The
+     * kernels of GPUs know uniform maps only. */
+    if (lossy || req->pool->gpu != NULL)
+        return shape->uniform[level];
+    const struct kvt_map_set *set =
+        atomic_load_explicit(&req->ns->groups[req->group].maps, memory_order_acquire);
+    return set->at[level];
 }
 
 /* What people see of the model's name: printable ASCII, cut. It never enters a path or a key. */
@@ -90,40 +49,78 @@ static void make_label(const char *model, char *label, size_t len)
     label[used] = '\0';
 }
 
-static int shape_check(const struct kvt_layout *layout)
+/* The maps that the settings ask for. */
+static int maps_make(struct kvt_ns *ns)
 {
-    int rc = kvt_layout_check(layout);
-    if (rc != 0)
-        return rc;
-    if (layout->group_count != 0)
-        return KVT_E_UNSUPPORTED;
-    for (uint32_t i = 0; i < layout->part_count; i++)
-        if (layout->parts[i].group != 0)
-            return KVT_E_UNSUPPORTED;
+    for (uint32_t i = 0; i < ns->shape->group_count; i++) {
+        const struct kvt_shape_group *group = &ns->shape->groups[i];
+        uint8_t *bounds = calloc(1, group->entries / 2 + 1);
+        if (bounds == NULL)
+            return -ENOMEM;
+        kvt_map_bounds(group, ns->cache->settings, bounds);
+        struct kvt_map_set *set = kvt_map_set_new(group, bounds);
+        free(bounds);
+        if (set == NULL)
+            return -ENOMEM;
+        atomic_store_explicit(&ns->groups[i].maps, set, memory_order_release);
+    }
     return 0;
 }
 
-static int ns_register(struct kvt_cache *cache, struct kvt_ns *ns, struct kvt_msg_ns_open *msg,
-                       const struct kvt_layout *layout)
+/* Every group has a handle of its own. */
+static int groups_open(struct kvt_ns *ns, struct kvt_msg_ns_open *msg)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < ns->shape->group_count && rc == 0; i++) {
+        const struct kvt_shape_group *group = &ns->shape->groups[i];
+        if (group->uniform[KVT_LEVEL_RAW] == NULL)
+            return KVT_E_LIMIT; /* a raw record would be larger than any record may be */
+        msg->block_tokens = group->block_tokens;
+        msg->group = group->group;
+        msg->loose = group->kind != KVT_GROUP_FULL;
+        for (int level = KVT_LEVEL_INT4; level <= KVT_LEVEL_RAW; level++)
+            msg->record_bytes[level] =
+                group->uniform[level] != NULL ? group->uniform[level]->record_bytes : 0;
+        rc = kvt_call_ns_open(ns->cache, msg, &ns->groups[i].handle);
+    }
+    return rc;
+}
+
+void kvt_ns_free(struct kvt_ns *ns)
+{
+    for (uint32_t i = 0; i < ns->shape->group_count; i++)
+        kvt_map_set_free(atomic_load_explicit(&ns->groups[i].maps, memory_order_relaxed));
+    free(ns);
+}
+
+static int ns_register(struct kvt_cache *cache, const struct kvt_layout *layout,
+                       struct kvt_msg_ns_open *msg, struct kvt_ns **out)
 {
     int rc = kvt_cache_enter(cache);
     if (rc != 0)
         return rc;
     cache->callers++;
-    ns->shape = kvt_shape_intern(cache, layout);
-    rc = -ENOMEM;
-    if (ns->shape != NULL && ns->shape->record_bytes[KVT_LEVEL_RAW] == 0) {
-        rc = KVT_E_LIMIT; /* a raw record would be larger than any record may be */
-    } else if (ns->shape != NULL) {
-        msg->block_tokens = layout->block_tokens;
-        memcpy(msg->record_bytes, ns->shape->record_bytes, sizeof(msg->record_bytes));
-        rc = kvt_call_ns_open(cache, msg, &ns->handle);
+    const struct kvt_shape *shape = kvt_shape_intern(cache, layout);
+    struct kvt_ns *ns = NULL;
+    if (shape != NULL)
+        ns = calloc(1, sizeof(*ns) + shape->group_count * sizeof(ns->groups[0]));
+    rc = ns == NULL ? -ENOMEM : 0;
+    if (rc == 0) {
+        ns->cache = cache;
+        ns->shape = shape;
+        memcpy(ns->id, msg->id, sizeof(ns->id));
+        rc = maps_make(ns);
     }
     if (rc == 0)
+        rc = groups_open(ns, msg);
+    if (rc == 0)
         TAILQ_INSERT_TAIL(&cache->namespaces, ns, list);
+    else if (ns != NULL)
+        kvt_ns_free(ns);
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
+    *out = rc == 0 ? ns : NULL;
     return rc;
 }
 
@@ -132,7 +129,7 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
 {
     if (cache == NULL || identity == NULL || layout == NULL || out == NULL)
         return KVT_E_INVAL;
-    int rc = shape_check(layout);
+    int rc = kvt_shape_check(layout);
     if (rc != 0)
         return rc;
     struct kvt_msg_ns_open msg = {0};
@@ -140,18 +137,7 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
     if (rc != 0)
         return rc;
     make_label(identity->model, msg.label, sizeof(msg.label));
-    struct kvt_ns *ns = calloc(1, sizeof(*ns));
-    if (ns == NULL)
-        return -ENOMEM;
-    ns->cache = cache;
-    memcpy(ns->id, msg.id, sizeof(ns->id));
-    rc = ns_register(cache, ns, &msg, layout);
-    if (rc != 0) {
-        free(ns);
-        return rc;
-    }
-    *out = ns;
-    return 0;
+    return ns_register(cache, layout, &msg, out);
 }
 
 void kvt_ns_close(struct kvt_ns *ns)
@@ -166,7 +152,7 @@ void kvt_ns_close(struct kvt_ns *ns)
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
-    free(ns);
+    kvt_ns_free(ns);
 }
 
 const uint8_t *kvt_ns_id(const struct kvt_ns *ns)
@@ -178,7 +164,10 @@ size_t kvt_ns_record_bytes(const struct kvt_ns *ns, uint16_t group, int level)
 {
     if (level == KVT_LEVEL_DEFAULT)
         level = ns->cache->settings->level;
-    if (group != 0 || level < 0 || level > KVT_LEVEL_RAW)
+    const struct kvt_shape_group *shape = kvt_shape_group_of(ns->shape, group);
+    if (shape == NULL || level < 0 || level > KVT_LEVEL_RAW || shape->uniform[level] == NULL)
         return 0;
-    return ns->shape->record_bytes[level];
+    const struct kvt_map_set *set =
+        atomic_load_explicit(&ns->groups[shape - ns->shape->groups].maps, memory_order_acquire);
+    return set->at[level]->record_bytes;
 }

@@ -18,11 +18,6 @@ static struct kvt_pool *pool_make(struct kvt_cache *cache, const struct kvt_pool
     struct kvt_pool *pool = calloc(1, sizeof(*pool) + places_bytes);
     if (pool == NULL)
         return NULL;
-    pool->origin = calloc(desc->block_count ? desc->block_count : 1, sizeof(*pool->origin));
-    if (pool->origin == NULL) {
-        free(pool);
-        return NULL;
-    }
     struct kvt_part_place *places = (struct kvt_part_place *)(pool + 1);
     memcpy(places, desc->places, places_bytes);
     pool->cache = cache;
@@ -43,7 +38,7 @@ int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
 {
     if (cache == NULL || layout == NULL || desc == NULL || out == NULL)
         return KVT_E_INVAL;
-    int rc = kvt_layout_check(layout);
+    int rc = kvt_shape_check(layout);
     if (rc == 0)
         rc = kvt_pool_check(layout, desc);
     if (rc != 0)
@@ -62,6 +57,11 @@ int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
     cache->callers++; /* until the pool stands in the list, or does not */
     pthread_mutex_unlock(&cache->lock);
     rc = pool->shape == NULL ? -ENOMEM : 0;
+    if (rc == 0) {
+        pool->origin =
+            calloc((size_t)pool->shape->group_count * desc->block_count, sizeof(*pool->origin));
+        rc = pool->origin == NULL ? -ENOMEM : 0;
+    }
     if (rc == 0 && desc->device != KVT_DEVICE_HOST)
         rc = kvt_lane_pool_new(cache, pool);
     pthread_mutex_lock(&cache->lock);
@@ -96,14 +96,34 @@ void kvt_pool_unregister(struct kvt_pool *pool)
     pthread_mutex_unlock(&cache->lock);
 }
 
+static int reset_origins(struct kvt_pool *pool, uint32_t from, uint32_t to, const uint32_t *ids,
+                         size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] >= pool->desc.block_count)
+            return KVT_E_INVAL;
+    for (uint32_t group = from; group < to; group++)
+        for (size_t i = 0; i < n; i++)
+            atomic_store_explicit(&pool->origin[(size_t)group * pool->desc.block_count + ids[i]], 0,
+                                  memory_order_relaxed);
+    return 0;
+}
+
 int kvt_pool_reset_origin(struct kvt_pool *pool, const uint32_t *ids, size_t n)
 {
     if (pool == NULL || (ids == NULL && n != 0))
         return KVT_E_INVAL;
-    for (size_t i = 0; i < n; i++)
-        if (ids[i] >= pool->desc.block_count)
-            return KVT_E_INVAL;
-    for (size_t i = 0; i < n; i++)
-        atomic_store_explicit(&pool->origin[ids[i]], 0, memory_order_relaxed);
-    return 0;
+    return reset_origins(pool, 0, pool->shape->group_count, ids, n);
+}
+
+int kvt_pool_reset_origin_group(struct kvt_pool *pool, uint16_t group, const uint32_t *ids,
+                                size_t n)
+{
+    if (pool == NULL || (ids == NULL && n != 0))
+        return KVT_E_INVAL;
+    const struct kvt_shape_group *shape = kvt_shape_group_of(pool->shape, group);
+    if (shape == NULL)
+        return KVT_E_INVAL;
+    uint32_t index = (uint32_t)(shape - pool->shape->groups);
+    return reset_origins(pool, index, index + 1, ids, n);
 }

@@ -110,7 +110,7 @@ static void send_cancels(struct kvt_cache *cache)
         struct kvt_flight *flight = &cache->flights[i];
         if (flight->op == 0 || !flight->cancel_wanted)
             continue;
-        uint32_t ns = cache->requests[flight->req].ns->handle;
+        uint32_t ns = kvt_req_handle(&cache->requests[flight->req]);
         struct kvt_msg_cancel *msg = kvt_msg_reserve(cache, sizeof(*msg), KVT_OP_CANCEL, 0, ns, 0);
         if (msg == NULL)
             return;
@@ -121,17 +121,17 @@ static void send_cancels(struct kvt_cache *cache)
     }
 }
 
-/* How many blocks at the head of a queue share the first one's namespace, at most a message. */
+/* How many blocks at the head of a queue share the first one's handle, at most a message. */
 static uint32_t same_ns_run(struct kvt_cache *cache, const struct kvt_block_queue *queue)
 {
     const struct kvt_block *block = kvt_bq_peek(cache, queue);
     if (block == NULL)
         return 0;
-    const struct kvt_ns *ns = kvt_block_req(cache, block)->ns;
+    uint32_t handle = kvt_req_handle(kvt_block_req(cache, block));
     uint32_t run = 1;
     while (run < SLOTS_PER_MESSAGE && block->next != KVT_NONE) {
         block = &cache->blocks[block->next];
-        if (kvt_block_req(cache, block)->ns != ns)
+        if (kvt_req_handle(kvt_block_req(cache, block)) != handle)
             break;
         run++;
     }
@@ -157,7 +157,7 @@ static void send_give_back(struct kvt_cache *cache, int kind)
     uint16_t op = kind == KVT_REQ_LOAD ? KVT_OP_RELEASE : KVT_OP_ABORT;
     uint32_t count;
     while ((count = same_ns_run(cache, queue)) > 0) {
-        uint32_t ns = kvt_block_req(cache, kvt_bq_peek(cache, queue))->ns->handle;
+        uint32_t ns = kvt_req_handle(kvt_block_req(cache, kvt_bq_peek(cache, queue)));
         struct kvt_msg_slots *msg = kvt_msg_reserve(
             cache, (uint32_t)(sizeof(*msg) + count * sizeof(msg->slots[0])), op, 0, ns, count);
         if (msg == NULL)
@@ -185,7 +185,7 @@ static void send_commits(struct kvt_cache *cache)
             kvt_flight_take(cache, KVT_C_STORE, KVT_OP_COMMIT, bytes + FRAME_EXTRA);
         if (flight == NULL)
             return;
-        uint32_t ns = kvt_block_req(cache, kvt_bq_peek(cache, &cache->coded))->ns->handle;
+        uint32_t ns = kvt_req_handle(kvt_block_req(cache, kvt_bq_peek(cache, &cache->coded)));
         struct kvt_msg_slots *msg = kvt_msg_reserve(cache, bytes, KVT_OP_COMMIT,
                                                     kvt_flight_cookie(cache, flight), ns, count);
         if (msg == NULL) {
@@ -217,7 +217,7 @@ static void set_parent(const struct kvt_cache *cache, const struct kvt_req *req,
     memcpy(msg->parent, parent->hash, sizeof(msg->parent));
 }
 
-/* ALLOC blocks [index, index + count) of a request: one level, one origin. */
+/* ALLOC blocks [index, index + count) of a request: one map, one origin. */
 static bool send_alloc(struct kvt_cache *cache, struct kvt_req *req, uint32_t index, uint32_t count)
 {
     struct kvt_block *blocks = &cache->blocks[req->first + index];
@@ -229,23 +229,27 @@ static bool send_alloc(struct kvt_cache *cache, struct kvt_req *req, uint32_t in
         return false;
     struct kvt_msg_alloc *msg =
         kvt_msg_reserve(cache, (uint32_t)(sizeof(*msg) + count * sizeof(msg->keys[0])),
-                        KVT_OP_ALLOC, kvt_flight_cookie(cache, flight), req->ns->handle, count);
+                        KVT_OP_ALLOC, kvt_flight_cookie(cache, flight), kvt_req_handle(req), count);
     if (msg == NULL) {
         kvt_flight_put(cache, flight);
         return false;
     }
-    uint32_t block_tokens = req->ns->shape->layout.block_tokens;
-    msg->map = blocks[0].level;
+    uint32_t block_tokens = kvt_req_group(req)->block_tokens;
+    const struct kvt_map *map = blocks[0].map;
+    msg->map = map->table_bytes == 0 ? map->level : 0;
+    msg->level = map->level;
+    msg->record_bytes = map->record_bytes;
     msg->replace = blocks[0].lossy ? KVT_REPLACE_NEW
                    : req->cool     ? KVT_REPLACE_COOL
                                    : KVT_REPLACE_RAISE;
     msg->write = req->write;
     msg->first_pos = req->first_pos + index * block_tokens;
     msg->block_tokens = block_tokens;
-    set_parent(cache, req, index, msg);
+    if (kvt_req_group(req)->kind == KVT_GROUP_FULL)
+        set_parent(cache, req, index, msg);
     for (uint32_t i = 0; i < count; i++) {
         memcpy(&msg->keys[i], &blocks[i].key, sizeof(msg->keys[i]));
-        blocks[i].record_bytes = req->ns->shape->record_bytes[blocks[i].level];
+        blocks[i].record_bytes = map->record_bytes;
         cache->alloc_bytes += blocks[i].record_bytes;
         kvt_engine_move(cache, &blocks[i], KVT_B_ASKED);
     }
@@ -273,7 +277,7 @@ static void send_retries(struct kvt_cache *cache)
             kvt_engine_block_done(cache, block, KVT_E_CANCELED);
             continue;
         }
-        if (!window_open(cache, req->ns->shape->record_bytes[block->level]) ||
+        if (!window_open(cache, block->map->record_bytes) ||
             !send_alloc(cache, req, (uint32_t)(block - cache->blocks) - req->first, 1))
             return;
         (void)kvt_bq_pop(cache, &cache->retry);
@@ -285,10 +289,9 @@ static uint32_t alloc_run(const struct kvt_cache *cache, const struct kvt_req *r
 {
     const struct kvt_block *blocks = &cache->blocks[req->first + req->cursor];
     uint32_t left = KVT_MIN(req->n - req->cursor, BLOCKS_PER_ALLOC);
-    uint64_t record_bytes = req->ns->shape->record_bytes[blocks[0].level];
+    uint64_t record_bytes = blocks[0].map->record_bytes;
     uint32_t run = 0;
-    while (run < left && blocks[run].level == blocks[0].level &&
-           blocks[run].lossy == blocks[0].lossy) {
+    while (run < left && blocks[run].map == blocks[0].map && blocks[run].lossy == blocks[0].lossy) {
         if (!window_open(cache, (run + 1) * record_bytes) ||
             (cache->alloc_bytes == 0 && run > 0 &&
              (run + 1) * record_bytes > cache->alloc_bytes_max))
@@ -324,9 +327,9 @@ static bool send_acquire(struct kvt_cache *cache, struct kvt_req *req, uint32_t 
         kvt_flight_take(cache, KVT_C_LOAD, KVT_OP_ACQUIRE, count * GRANT_CREDIT);
     if (flight == NULL)
         return false;
-    struct kvt_msg_acquire *msg =
-        kvt_msg_reserve(cache, (uint32_t)(sizeof(*msg) + count * sizeof(msg->keys[0])),
-                        KVT_OP_ACQUIRE, kvt_flight_cookie(cache, flight), req->ns->handle, count);
+    struct kvt_msg_acquire *msg = kvt_msg_reserve(
+        cache, (uint32_t)(sizeof(*msg) + count * sizeof(msg->keys[0])), KVT_OP_ACQUIRE,
+        kvt_flight_cookie(cache, flight), kvt_req_handle(req), count);
     if (msg == NULL) {
         kvt_flight_put(cache, flight);
         return false;

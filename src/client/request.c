@@ -141,7 +141,7 @@ static int ask_check(const struct ask *ask)
     for (size_t i = 0; i < ask->n; i++)
         if (ask->ids[i] >= ask->pool->desc.block_count)
             return KVT_E_INVAL;
-    return kvt_keys_ok(ask->ns, ask->keys, ask->n) ? 0 : KVT_E_INVAL;
+    return kvt_keys_ok(ask->ns, ask->keys, ask->n, true) ? 0 : KVT_E_INVAL;
 }
 
 static int req_take(const struct ask *ask, struct kvt_req **out)
@@ -162,6 +162,7 @@ static int req_take(const struct ask *ask, struct kvt_req **out)
     req->state = KVT_R_FILLING;
     req->ns = ask->ns;
     req->pool = ask->pool;
+    req->group = ask->n > 0 ? kvt_ns_group_index(ask->ns, ask->keys[0].group) : 0;
     req->kind = (uint8_t)ask->kind;
     req->min_level = 0;
     req->asking = false;
@@ -279,17 +280,20 @@ static int store_opts_read(const struct kvt_store_opts *from, struct kvt_store_o
     return 0;
 }
 
-static int store_opts_check(const struct kvt_ns *ns, const struct kvt_store_opts *opts, size_t n)
+static int store_opts_check(const struct ask *ask, const struct kvt_store_opts *opts)
 {
+    const struct kvt_shape_group *group =
+        &ask->ns->shape->groups[ask->n > 0 ? kvt_ns_group_index(ask->ns, ask->keys[0].group) : 0];
     if (opts->level < KVT_LEVEL_DEFAULT || opts->level > KVT_LEVEL_RAW)
         return KVT_E_INVAL;
-    if (opts->level != KVT_LEVEL_DEFAULT && ns->shape->record_bytes[opts->level] == 0)
+    if (opts->level != KVT_LEVEL_DEFAULT && group->uniform[opts->level] == NULL)
         return KVT_E_UNSUPPORTED;
     if (opts->write < KVT_WRITE_DEFAULT || opts->write > KVT_WRITE_IDLE)
         return KVT_E_INVAL;
-    if (opts->parent != NULL && !kvt_keys_ok(ns, opts->parent, 1))
+    if (opts->parent != NULL &&
+        (!kvt_keys_ok(ask->ns, opts->parent, 1, true) || opts->parent->group != group->group))
         return KVT_E_INVAL;
-    uint64_t end = opts->first_pos + (uint64_t)n * ns->shape->layout.block_tokens;
+    uint64_t end = opts->first_pos + (uint64_t)ask->n * group->block_tokens;
     return end <= UINT32_MAX ? 0 : KVT_E_INVAL;
 }
 
@@ -298,21 +302,21 @@ static int store_opts_check(const struct kvt_ns *ns, const struct kvt_store_opts
 static void set_levels(struct kvt_req *req, const struct kvt_store_opts *opts)
 {
     struct kvt_block *blocks = &req->cache->blocks[req->first];
-    int level = opts->level != KVT_LEVEL_DEFAULT ? opts->level : req->cache->settings->level;
-    if (opts->exact || req->ns->shape->record_bytes[level] == 0)
-        level = KVT_LEVEL_RAW;
+    int wanted = opts->level != KVT_LEVEL_DEFAULT ? opts->level : req->cache->settings->level;
+    if (opts->exact || kvt_req_group(req)->uniform[wanted] == NULL)
+        wanted = KVT_LEVEL_RAW;
     for (uint32_t i = 0; i < req->n; i++) {
-        blocks[i].level = (uint8_t)level;
-        if (i == 0 && opts->first_pos == 0)
-            blocks[i].level = KVT_LEVEL_RAW;
+        int level = i == 0 && opts->first_pos == 0 ? KVT_LEVEL_RAW : wanted;
         uint8_t origin =
-            atomic_load_explicit(&req->pool->origin[blocks[i].page], memory_order_relaxed);
+            atomic_load_explicit(kvt_req_origin(req, blocks[i].page), memory_order_relaxed);
         /* A page of lossy origin is coded again only to cool from kv8. */
-        blocks[i].recode = req->cool && origin == KVT_LEVEL_KV8 && blocks[i].level < KVT_LEVEL_KV8;
+        blocks[i].recode = req->cool && origin == KVT_LEVEL_KV8 && level < KVT_LEVEL_KV8;
         if (origin != 0 && !blocks[i].recode) {
             blocks[i].lossy = 1;
-            blocks[i].level = KVT_LEVEL_KV8;
+            level = KVT_LEVEL_KV8;
         }
+        blocks[i].map = kvt_ns_map(req, level, blocks[i].lossy != 0);
+        blocks[i].level = blocks[i].map->level;
     }
 }
 
@@ -329,7 +333,7 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
     if (rc == 0)
         rc = store_opts_read(opts, &use);
     if (rc == 0)
-        rc = store_opts_check(ns, &use, n);
+        rc = store_opts_check(&ask, &use);
     if (rc != 0)
         return refuse(ns->cache, rc);
     rc = req_take(&ask, &req);

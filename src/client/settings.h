@@ -9,7 +9,9 @@
 #include "kvtier/config.h"
 
 #define KVT_DISKS_MAX 16u
-#define KVT_AUTO UINT64_MAX /* a size or count that kvt_settings_resolve() fills in */
+#define KVT_EXCLUDES_MAX 32u
+#define KVT_LAYER_LAST UINT32_MAX /* the layout's highest layer */
+#define KVT_AUTO UINT64_MAX       /* a size or count that kvt_settings_resolve() fills in */
 
 enum kvt_pin_setting { KVT_PIN_SET_OFF = 0, KVT_PIN_SET_AUTO, KVT_PIN_SET_REQUIRED };
 
@@ -42,6 +44,10 @@ struct kvt_settings {
     int guard;
     int enabled;
     int env; /* 1: KVTIER_CONFIG is applied at open */
+    uint32_t exclude_count;
+    struct kvt_layer_range { /* layers that are stored raw */
+        uint32_t from, to;   /* both included */
+    } exclude[KVT_EXCLUDES_MAX];
     uint32_t disk_count;
     struct kvt_disk_setting disks[KVT_DISKS_MAX];
     const struct kvt_pin_ops *pin_ops; /* no option: a test's hook; NULL: mlock */

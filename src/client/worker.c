@@ -25,14 +25,13 @@ static struct kvt_outcome store_block(struct kvt_cache *cache, const struct kvt_
     struct kvt_outcome out;
     if (!kvt_coding_begin(cache, req, &out))
         return out;
-    const struct kvt_shape *shape = req->ns->shape;
     uint8_t *record = cache->channel.arena + block->arena_offset;
     uint8_t *payload = record + sizeof(struct kvt_record_header);
-    size_t payload_bytes = shape->payload_bytes[block->level];
-    int rc = kvt_encode_block(&shape->layout, block->key.group, block->level, &req->pool->desc,
-                              block->page, payload, payload_bytes, cache->settings->guard, NULL);
+    uint32_t payload_bytes = block->map->payload_bytes;
+    int rc = kvt_map_encode(block->map, kvt_req_group(req), &req->pool->desc, block->page, payload,
+                            cache->settings->guard);
     if (rc == KVT_E_GUARD || rc == KVT_E_NONFINITE)
-        return kvt_coding_escalate(shape, block, rc);
+        return kvt_coding_escalate(req, block, rc);
     if (rc != 0) {
         out.status = rc;
         return out;
@@ -57,8 +56,7 @@ static bool record_ok(const struct kvt_cache *cache, const struct kvt_req *req,
     struct kvt_full_key key;
     kvt_full_key_make(&key, req->ns->id, &block->key);
     return kvt_record_verify(record, block->record_bytes, &key, block->checksum) == 0 &&
-           header->map == block->level &&
-           header->payload_bytes == req->ns->shape->payload_bytes[block->level];
+           header->map == block->map_id;
 }
 
 static struct kvt_outcome load_block(struct kvt_cache *cache, const struct kvt_req *req,
@@ -71,12 +69,12 @@ static struct kvt_outcome load_block(struct kvt_cache *cache, const struct kvt_r
         out.status = out.release_status = KVT_E_CORRUPT;
         return out;
     }
-    const struct kvt_shape *shape = req->ns->shape;
-    const uint8_t *payload =
-        cache->channel.arena + block->arena_offset + sizeof(struct kvt_record_header);
-    out.status =
-        kvt_decode_block(&shape->layout, block->key.group, block->level, payload,
-                         shape->payload_bytes[block->level], &req->pool->desc, block->page);
+    const uint8_t *record = cache->channel.arena + block->arena_offset;
+    const struct kvt_record_header *header = (const struct kvt_record_header *)(const void *)record;
+    out.status = kvt_map_decode(kvt_req_group(req), block->map_id, record + sizeof(*header),
+                                header->payload_bytes, &req->pool->desc, block->page);
+    if (out.status == KVT_E_CORRUPT)
+        out.release_status = KVT_E_CORRUPT;
     if (out.status == 0)
         kvt_coding_origin(req, block);
     return out;

@@ -210,8 +210,15 @@ static void shapes_that_do_not_match_are_refused(void **state)
     desc = rig.desc;
     desc.device = 0;
     assert_int_equal(kvt_pool_register(rig.cache, &rig.layout, &desc, &pool), KVT_E_UNSUPPORTED);
-    parts[1].group = 1;
-    assert_int_equal(kvt_ns_open(rig.cache, &rig.identity, &layout, &ns), KVT_E_UNSUPPORTED);
+    parts[1].group = 1; /* a group of its own */
+    assert_int_equal(kvt_ns_open(rig.cache, &rig.identity, &layout, &ns), 0);
+    assert_true(kvt_ns_record_bytes(ns, 1, KVT_LEVEL_RAW) > 0);
+    assert_int_equal(kvt_ns_record_bytes(ns, 2, KVT_LEVEL_RAW), 0);
+    assert_int_equal(kvt_load(ns, rig.pool, &key, &id, 1, NULL, &req), KVT_E_LAYOUT);
+    key.group = 1;
+    assert_int_equal(kvt_load(rig.ns, rig.pool, &key, &id, 1, NULL, &req), KVT_E_INVAL);
+    key.group = 0;
+    kvt_ns_close(ns);
     layout.struct_size = 1;
     assert_int_equal(kvt_ns_open(rig.cache, &rig.identity, &layout, &ns), KVT_E_VERSION);
 }

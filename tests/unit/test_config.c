@@ -70,7 +70,7 @@ static void defaults_are_what_the_table_says(void **state)
         {"io_threads", "4"},       {"write", "through"},    {"direct", "auto"},
         {"load_deadline", "none"}, {"pin", "auto"},         {"io", "auto"},
         {"io_register", "no"},     {"requests_max", "256"}, {"request_blocks_max", "32768"},
-        {"enabled", "yes"},        {"env", "yes"}};
+        {"enabled", "yes"},        {"env", "yes"},          {"exclude_layers", "none"}};
     struct kvt_config *config = fresh();
     (void)state;
     for (size_t i = 0; i < KVT_ARRAY_LEN(expected); i++)
@@ -106,6 +106,12 @@ static void good_values_read_back(void **state)
         {"direct", "on", "on"},
         {"direct", "off", "off"},
         {"direct", "auto", "auto"},
+        {"exclude_layers", "0", "0"},
+        {"exclude_layers", "0+last", "0+last"},
+        {"exclude_layers", "0,last", "0+last"},
+        {"exclude_layers", "1-3+7,20-last", "1-3+7+20-last"},
+        {"exclude_layers", "none", "none"},
+        {"exclude_layers", "4-4", "4"},
         {"pin", "off", "off"},
         {"pin", "required", "required"},
         {"pin", "auto", "auto"},
@@ -194,6 +200,15 @@ static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
         {"dram", "-1", KVT_E_CONFIG_VALUE, {"dram", "\"-1\" is negative"}},
         {"dram", "-4KiB", KVT_E_CONFIG_VALUE, {"dram", "negative"}},
         {"disk", "", KVT_E_CONFIG_VALUE, {"disk"}},
+        {"exclude_layers", "", KVT_E_CONFIG_VALUE, {"exclude_layers", "0+last"}},
+        {"exclude_layers", "first", KVT_E_CONFIG_VALUE, {"exclude_layers", "\"first\""}},
+        {"exclude_layers", "0+", KVT_E_CONFIG_VALUE, {"exclude_layers"}},
+        {"exclude_layers", "3-1", KVT_E_CONFIG_VALUE, {"exclude_layers"}},
+        {"exclude_layers", "last-3", KVT_E_CONFIG_VALUE, {"exclude_layers"}},
+        {"exclude_layers", "0 last", KVT_E_CONFIG_VALUE, {"exclude_layers"}},
+        {"exclude_layers", "-1", KVT_E_CONFIG_VALUE, {"exclude_layers"}},
+        {"exclude_layers", "99999", KVT_E_CONFIG_VALUE, {"exclude_layers"}},
+        {"pin", "on", KVT_E_CONFIG_VALUE, {"pin", "auto, required, off"}},
     };
     (void)state;
     for (size_t i = 0; i < KVT_ARRAY_LEN(cases); i++) {
