@@ -9,6 +9,8 @@
  *           sequence, or kv_unified = true), flash attention on, one position per token, no sliding
  *           window, no recurrent state, no latent (MLA) rows. Anything else is refused with the
  *           reason.
+ * Sharing:  any number of adapters, each with its own context and thread, may use one kvt_cache:
+ *           what one saves another restores, when their contexts would compute the same bytes.
  * The caller's side of the bargain: the tokens are what the sequence holds; after the adapter was
  *           attached, LoRA adapters, control vectors and causal attention are not changed; text
  *           only, no embeddings as input.
@@ -40,7 +42,8 @@ struct kvt_llama_opts {
                                whole file is read by every kvt_llama_new() */
     const void *salt;       /* tenant salt, any bytes; optional */
     size_t salt_len;
-    uint32_t block_tokens;  /* 16 by default; multiple of 16 */
+    uint32_t block_tokens;  /* 16 by default; multiple of 16; part of the namespace. Larger blocks
+                               cost less index and time a token, and leave more to compute */
     uint32_t window_tokens; /* most recent tokens of a saved prompt kept at kv8; default 4096 */
     int level;              /* enum kvt_level of blocks outside the window; DEFAULT: kv4 */
     int min_level;          /* enum kvt_level that a restored block must have; DEFAULT: any */
@@ -62,6 +65,14 @@ int kvt_llama_new(struct kvt_cache *cache, struct llama_context *ctx,
                   const struct kvt_llama_opts *opts, struct kvt_llama **out, char *error,
                   size_t error_len);
 void kvt_llama_free(struct kvt_llama *llama); /* NULL is allowed */
+
+/* Begin to bring the stored blocks of tokens[0..n), a prompt or the beginning of one, from disk
+ * into DRAM. For the time before the restore: call it as tokens become known (while a prompt is
+ * tokenised, or waits in a queue), as often as there are more: a block is read once. A hint: no
+ * restore need follow, and a restore need not wait for it. All keys are made anew: 0.5 us a token.
+ * Blocks: for two round trips to the store, not for the disk. Allocates: 60 bytes a block, kept.
+ * Returns blocks asked for (0: nothing of it is on disk alone), or a negative error. */
+long kvt_llama_prefetch(struct kvt_llama *llama, const int32_t *tokens, size_t n);
 
 struct kvt_llama_report {
     size_t struct_size;

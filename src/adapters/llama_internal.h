@@ -24,6 +24,7 @@
     X(restore_cut_load, "llama.restore_cut_load", "restores cut because a block did not load")   \
     X(restore_refused, "llama.restore_refused", "states that llama.cpp refused")                 \
     X(restore_bad_range, "llama.restore_bad_range", "states that came out with other positions") \
+    X(prefetched_blocks, "llama.prefetched_blocks", "blocks asked for before their restore")     \
     X(saves, "llama.saves", "calls of kvt_llama_save")                                           \
     X(saved_blocks, "llama.saved_blocks", "blocks handed to the store")                          \
     X(save_present, "llama.save_present", "blocks found stored already")                         \
