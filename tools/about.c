@@ -87,8 +87,9 @@ static const struct kvt_about abouts[] = {
      "kvtier bench l2 --dir /mnt/nvme0 --json"},
     {"quality",
      "Measures what a level does to a model: perplexity, divergence from the exact cache and "
-     "agreement on the next token, with the cache coded while a text is scored.",
-     NULL},
+     "agreement on the next token, with the cache coded while a text is scored. Quantised weights "
+     "are dequantised once, into the cache directory.",
+     "kvtier quality\nkvtier quality --model your.gguf --text notes.txt --levels kv4,kv5,kv8"},
     {"help",
      "Shows the options of a command, as --help does; as a man page with --man; or prints a script "
      "that completes commands and options in bash or zsh.",

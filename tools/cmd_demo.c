@@ -66,12 +66,13 @@ static void add_text(json_t *object, const char *key, const char *text)
         json_object_set_new(object, key, json_string(text));
 }
 
-static json_t *make_request(const struct demo_config *config, const json_t *first)
+static json_t *make_request(const struct demo_config *config, const char *phase,
+                            const json_t *first)
 {
-    json_t *request =
-        json_pack("{s:s, s:I, s:I, s:I, s:I}", "phase", first ? "restart" : "first", "level",
-                  (json_int_t)config->level, "tokens", (json_int_t)config->tokens, "threads",
-                  (json_int_t)config->threads, "window", (json_int_t)config->window);
+    json_t *request = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I}", "phase", phase, "block",
+                                (json_int_t)config->block, "level", (json_int_t)config->level,
+                                "tokens", (json_int_t)config->tokens, "threads",
+                                (json_int_t)config->threads, "window", (json_int_t)config->window);
 
     add_text(request, "model", config->model);
     add_text(request, "dir", config->dir);
@@ -121,9 +122,9 @@ static json_t *read_result(int fd, pid_t child)
 }
 
 /* Run one phase in a process of its own. NULL when it failed (it has said why). */
-static json_t *run_phase(const struct demo_config *config, const json_t *first)
+static json_t *run_phase(const struct demo_config *config, const char *phase, const json_t *first)
 {
-    json_t *request = make_request(config, first), *result = NULL;
+    json_t *request = make_request(config, phase, first), *result = NULL;
     char *text = request != NULL ? json_dumps(request, JSON_COMPACT) : NULL;
     int fds[2] = {-1, -1}, status = 0;
 
@@ -220,15 +221,20 @@ static int check_loaded(const struct demo_config *config, const json_t *report)
 static int run_demo(const struct demo_config *config, int as_json)
 {
     int rc = KVT_EXIT_PROBLEM;
-    json_t *report = NULL, *restart = NULL, *first = run_phase(config, NULL);
+    json_t *report = NULL, *restart = NULL, *prefetch = NULL;
+    json_t *first = run_phase(config, "first", NULL);
 
     if (first != NULL) {
         each_file(config->dir, 0);
         if (!kvt_cli_interrupted())
-            restart = run_phase(config, first);
+            restart = run_phase(config, "restart", first);
     }
-    if (restart != NULL)
-        report = demo_report(config, first, restart);
+    if (restart != NULL && !kvt_cli_interrupted()) {
+        each_file(config->dir, 0);
+        prefetch = run_phase(config, "prefetch", first);
+    }
+    if (prefetch != NULL)
+        report = demo_report(config, first, restart, prefetch);
     if (report != NULL) {
         const int loaded = check_loaded(config, report);
         int shown = KVT_EXIT_OK;
@@ -241,6 +247,7 @@ static int run_demo(const struct demo_config *config, int as_json)
         kvt_cli_error("demo", "interrupted; the store is in order");
     }
     json_decref(report);
+    json_decref(prefetch);
     json_decref(restart);
     json_decref(first);
     return rc;
@@ -263,8 +270,11 @@ static int parse_level(const char *name, int *level)
 int kvt_cmd_demo(int argc, char **argv)
 {
     static struct demo_paths paths;
-    struct demo_config config = {
-        .level = KVT_LEVEL_KV4, .tokens = 2000, .window = 256, .threads = demo_default_threads()};
+    struct demo_config config = {.level = KVT_LEVEL_KV4,
+                                 .tokens = 2000,
+                                 .window = 256,
+                                 .block = 16,
+                                 .threads = demo_default_threads()};
     const char *level = NULL;
     int as_json = 0, keep = 0;
     const struct kvt_cli_option options[] = {
@@ -304,6 +314,12 @@ int kvt_cmd_demo(int argc, char **argv)
          .number = &config.window,
          .min = 0,
          .max = 1 << 20},
+        {.name = "block",
+         .metavar = "N",
+         .help = "tokens of a block, a multiple of 16 (default 16)",
+         .number = &config.block,
+         .min = 16,
+         .max = 512},
         {.name = "keep", .help = "keep the directory, and say which it is", .flag = &keep},
         {.name = "json", .help = "one JSON document instead of the table", .flag = &as_json},
     };
@@ -318,6 +334,11 @@ int kvt_cmd_demo(int argc, char **argv)
         return rc == 1 ? KVT_EXIT_OK : KVT_EXIT_USAGE;
     if (parse_level(level, &config.level) != 0)
         return KVT_EXIT_USAGE;
+    if (config.block % KVT_TILE_TOKENS != 0) {
+        kvt_cli_error("demo", "--block: %lld is not a multiple of %u", (long long)config.block,
+                      KVT_TILE_TOKENS);
+        return KVT_EXIT_USAGE;
+    }
     const int have_cache = demo_cache_paths(&paths) == 0;
     if (config.model == NULL) {
         config.model = paths.model;

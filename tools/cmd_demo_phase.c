@@ -2,6 +2,7 @@
  *
  *   first:    cold (whole prompt computed) -> save -> same prompt from DRAM -> other questions
  *   restart:  a new process on the same directory: everything comes from disk
+ *   prefetch: another one, in which reading begins while the prompt is tokenised
  *
  * Cold and restored prompts are computed in the same batches (the blocks that can be restored, then
  * the rest), and the quality text too, so that with --level raw the logits are the same bit for
@@ -22,6 +23,9 @@
 #define DRAM_MIN (64ull << 20)
 #define FNV_START 0xcbf29ce484222325u
 #define FNV_PRIME 0x100000001b3u
+
+enum phase { PHASE_FIRST, PHASE_RESTART, PHASE_PREFETCH };
+static const char *const phase_names[] = {"first", "restart", "prefetch"};
 
 struct run {
     struct demo_config config;
@@ -172,6 +176,27 @@ static json_t *ask_first_restored(struct run *run, double *agree, char digest[17
     return result;
 }
 
+static void see_enabled(void *arg, const char *name, uint64_t value, const char *text,
+                        const char *help)
+{
+    (void)value;
+    (void)help;
+    if (strcmp(name, "config.enabled") == 0 && text != NULL && strcmp(text, "no") == 0)
+        *(int *)arg = 1;
+}
+
+/* We never switch the cache off: then the environment did. */
+static int check_enabled(struct kvt_cache *cache)
+{
+    int off = 0;
+
+    if (kvt_stats_each(cache, see_enabled, &off) != 0 || !off)
+        return 0;
+    kvt_cli_error("demo", "the cache is switched off (KVTIER_CONFIG says enabled=no), so nothing "
+                          "would be remembered: unset KVTIER_CONFIG");
+    return -1;
+}
+
 static int open_cache(struct run *run)
 {
     struct kvt_config *config = NULL;
@@ -201,7 +226,7 @@ static int open_cache(struct run *run)
     if (rc == 0 && (rc = kvt_open(config, &run->cache, error, sizeof(error))) != 0)
         kvt_cli_error("demo", "%s", error);
     kvt_config_free(config);
-    if (rc != 0)
+    if (rc != 0 || check_enabled(run->cache) != 0)
         return -1;
     kvt_llama_opts_init(&opts);
     opts.context_params = &run->engine.params;
@@ -209,6 +234,7 @@ static int open_cache(struct run *run)
     opts.digest_dir = run->config.digest_dir;
     opts.level = run->config.level;
     opts.window_tokens = (uint32_t)run->config.window;
+    opts.block_tokens = (uint32_t)run->config.block;
     rc = kvt_llama_new(run->cache, run->engine.ctx, &opts, &run->llama, error, sizeof(error));
     if (rc != 0 && !kvt_cli_interrupted())
         kvt_cli_error("demo", "this model or context cannot be remembered: %s", error);
@@ -259,7 +285,8 @@ static int first_phase(struct run *run, json_t *result)
     int rc = -1;
 
     const int64_t start = demo_now_ns();
-    cold[0] = ask_cold(run, &questions[0], 16 * kvt_usable_blocks(16, questions[0].count));
+    const uint32_t block = (uint32_t)run->config.block;
+    cold[0] = ask_cold(run, &questions[0], block * kvt_usable_blocks(block, questions[0].count));
     const int64_t took = demo_now_ns() - start;
     if (cold[0] == NULL || forced(run, questions[0].count, run->expect, run->expect_logits) != 0 ||
         save_first(run, result) != 0)
@@ -316,33 +343,72 @@ static int restart_phase(struct run *run, json_t *result)
     return 0;
 }
 
-static int read_request(struct run *run, const json_t *request, int *restart)
+/* The prompt arrives as text. What is read of it so far is tokenised and asked for from disk at
+ * every doubling, then the whole; then it is restored as ever. A token at a cut may come out
+ * otherwise in the whole: its block is then one that is not there. */
+static int prefetch_phase(struct run *run, json_t *result)
+{
+    const struct demo_question *question = &run->prompt.questions[0];
+    const size_t len = strlen(question->prompt);
+    const int64_t start = demo_now_ns();
+    long asked = 0;
+
+    for (size_t part = len / 8; asked >= 0 && part < 2 * len; part *= 2) {
+        size_t n = part < len ? part : len, count = 0;
+        while (n < len && (question->prompt[n] & 0xc0) == 0x80) /* never inside a character */
+            n++;
+        int32_t *tokens = demo_tokenize(&run->engine, question->prompt, n, 1, &count);
+        if (tokens == NULL)
+            return -1;
+        asked = kvt_llama_prefetch(run->llama, tokens, count);
+        free(tokens);
+    }
+    const int64_t took = demo_now_ns() - start;
+    if (asked < 0) {
+        kvt_cli_error("demo", "prefetch: %s", kvt_llama_error(run->llama));
+        return -1;
+    }
+    json_t *restored = ask_restored(run, question);
+    if (restored == NULL)
+        return -1;
+    json_object_set_new(restored, "tokenise_ms", json_real(ms(took)));
+    json_object_set_new(result, "disk", restored);
+    return 0;
+}
+
+static int read_request(struct run *run, const json_t *request, enum phase *which)
 {
     const char *phase = NULL, *expect_logits = NULL;
     json_t *expect = NULL;
-    json_int_t level, tokens, threads, window;
+    json_int_t level, tokens, threads, window, block;
 
-    if (json_unpack((json_t *)request, "{s:s, s:s, s:s, s?s, s?s, s:I, s:I, s:I, s:I, s?o, s?s}",
-                    "phase", &phase, "model", &run->config.model, "dir", &run->config.dir,
-                    "prompt_file", &run->config.prompt_file, "digest_dir", &run->config.digest_dir,
-                    "level", &level, "tokens", &tokens, "threads", &threads, "window", &window,
-                    "expect", &expect, "expect_logits", &expect_logits) != 0)
+    if (json_unpack((json_t *)request,
+                    "{s:s, s:s, s:s, s?s, s?s, s:I, s:I, s:I, s:I, s:I, s?o, s?s}", "phase", &phase,
+                    "model", &run->config.model, "dir", &run->config.dir, "prompt_file",
+                    &run->config.prompt_file, "digest_dir", &run->config.digest_dir, "level",
+                    &level, "tokens", &tokens, "threads", &threads, "window", &window, "block",
+                    &block, "expect", &expect, "expect_logits", &expect_logits) != 0)
         return -1;
     run->config.level = (int)level;
     run->config.tokens = tokens;
     run->config.threads = threads;
     run->config.window = window;
-    *restart = strcmp(phase, "restart") == 0;
-    if (*restart && (json_array_size(expect) != DEMO_FORCED_TOKENS || expect_logits == NULL))
+    run->config.block = block;
+    *which = PHASE_FIRST;
+    for (int i = 0; i < 3; i++)
+        if (strcmp(phase, phase_names[i]) == 0)
+            *which = (enum phase)i;
+    const int restart = *which != PHASE_FIRST;
+    if (restart && (json_array_size(expect) != DEMO_FORCED_TOKENS || expect_logits == NULL))
         return -1;
-    for (size_t i = 0; *restart && i < DEMO_FORCED_TOKENS; i++)
+    for (size_t i = 0; restart && i < DEMO_FORCED_TOKENS; i++)
         run->expect[i] = (int32_t)json_integer_value(json_array_get(expect, i));
     if (expect_logits != NULL)
         snprintf(run->expect_logits, sizeof(run->expect_logits), "%s", expect_logits);
     return 0;
 }
 
-static int work(struct run *run, int restart, json_t *result)
+static int work(struct run *run, enum phase phase, json_t *result)
 {
     char name[128];
 
@@ -360,20 +426,28 @@ static int work(struct run *run, int restart, json_t *result)
     json_object_set_new(result, "title", json_string(run->prompt.title));
     json_object_set_new(result, "engine_bytes_per_token",
                         json_integer((json_int_t)kvt_llama_token_bytes(run->llama)));
-    return restart ? restart_phase(run, result) : first_phase(run, result);
+    switch (phase) {
+    case PHASE_RESTART:
+        return restart_phase(run, result);
+    case PHASE_PREFETCH:
+        return prefetch_phase(run, result);
+    default:
+        return first_phase(run, result);
+    }
 }
 
 int demo_child(const char *request_text, int fd)
 {
     struct run *run = calloc(1, sizeof(*run));
     json_t *request = json_loads(request_text, 0, NULL), *result = json_object();
-    int restart = 0, rc = KVT_EXIT_PROBLEM;
+    enum phase phase = PHASE_FIRST;
+    int rc = KVT_EXIT_PROBLEM;
 
     kvt_cli_catch_interrupt();
-    if (run == NULL || request == NULL || read_request(run, request, &restart) != 0) {
+    if (run == NULL || request == NULL || read_request(run, request, &phase) != 0) {
         kvt_cli_error("demo", "the inner command line is wrong");
         rc = KVT_EXIT_USAGE;
-    } else if (work(run, restart, result) == 0 && !kvt_cli_interrupted()) {
+    } else if (work(run, phase, result) == 0 && !kvt_cli_interrupted()) {
         rc = json_dumpfd(result, fd, JSON_COMPACT) == 0 ? KVT_EXIT_OK : KVT_EXIT_PROBLEM;
     }
     if (run != NULL) { /* in any case: what was saved stays usable */

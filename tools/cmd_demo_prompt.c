@@ -2,7 +2,7 @@
  *
  * Every prompt is the model's chat template around "document, blank line, question", so that all
  * share the document as prefix. The document is cut at the end of a sentence such that the first
- * prompt has at most the tokens asked for, and at most DEMO_REST_TOKENS beyond its whole blocks:
+ * prompt has at most the tokens asked for, and at most half a block beyond its whole blocks:
  * every one of those is computed each time, which says nothing about the store, and half a block is
  * the average of all prompts. What follows the cut is the text of the quality measurement (its
  * beginning again, when it is too short).
@@ -18,7 +18,6 @@
 
 #define FILE_BYTES_MAX ((size_t)16 << 20)
 #define SMOL_SYSTEM "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-#define BLOCK_TOKENS 16
 #define CUT_TRIES 16
 #define TOKEN_BYTES_MAX 64 /* bytes of text per token, more than any text has on average */
 
@@ -78,6 +77,8 @@ static const char *text_problem(const char *text, FILE *file, size_t len, int er
         return "is empty";
     if (len == FILE_BYTES_MAX)
         return "is too long: less than 16 MiB, please";
+    if (memchr(text, 0, len) != NULL)
+        return "is not text: it holds a NUL byte";
     return is_text(text, len) ? NULL : "is not UTF-8 text";
 }
 
@@ -149,10 +150,11 @@ static int make_question(struct demo_question *question, const struct demo_engin
     char *text = apply_template(engine, document, len, question->text);
 
     free(question->tokens);
+    free(question->prompt);
     question->tokens = NULL;
+    question->prompt = text;
     if (text != NULL)
         question->tokens = demo_tokenize(engine, text, strlen(text), 1, &question->count);
-    free(text);
     if (question->tokens == NULL)
         kvt_cli_error("demo", "the prompt cannot be made of tokens (out of memory?)");
     return question->tokens != NULL ? 0 : -1;
@@ -179,10 +181,10 @@ static size_t count_tokens(const struct demo_engine *engine, const char *text, s
     return count;
 }
 
-/* The last sentence end at or before `end` that leaves at most DEMO_REST_TOKENS of the first prompt
+/* The last sentence end at or before `end` that leaves at most half a block of the first prompt
  * beyond its usable blocks; `end` when CUT_TRIES ends do not; 0 on failure. */
 static size_t cut_by_rest(struct demo_prompt *prompt, const struct demo_engine *engine,
-                          const char *text, size_t end)
+                          const char *text, size_t end, size_t block)
 {
     size_t at = end;
 
@@ -190,18 +192,18 @@ static size_t cut_by_rest(struct demo_prompt *prompt, const struct demo_engine *
         if (make_question(&prompt->questions[0], engine, text, at) != 0)
             return 0;
         const size_t count = prompt->questions[0].count;
-        if (count - BLOCK_TOKENS * kvt_usable_blocks(BLOCK_TOKENS, count) <= DEMO_REST_TOKENS)
+        if (count - block * kvt_usable_blocks((uint32_t)block, count) <= block / 2)
             return at;
         at = sentence_end(text, at - 1);
     }
     return end;
 }
 
-/* How many bytes of the document make the first prompt at most `want` tokens; 0: none, or failed.
- */
+/* How many bytes of the document make the first prompt at most --tokens; 0: none, or failed. */
 static size_t cut_document(struct demo_prompt *prompt, const struct demo_engine *engine,
-                           const char *text, size_t len, size_t want)
+                           const char *text, size_t len, const struct demo_config *config)
 {
+    const size_t want = (size_t)config->tokens;
     size_t low = 0, high = len;
 
     if (make_question(&prompt->questions[0], engine, "", 0) != 0 ||
@@ -221,7 +223,7 @@ static size_t cut_document(struct demo_prompt *prompt, const struct demo_engine 
             high = middle - 1;
     }
     const size_t end = low < len ? sentence_end(text, low) : len;
-    return cut_by_rest(prompt, engine, text, end > 0 ? end : low);
+    return cut_by_rest(prompt, engine, text, end > 0 ? end : low, (size_t)config->block);
 }
 
 static int make_forced(struct demo_prompt *prompt, const struct demo_engine *engine,
@@ -263,7 +265,7 @@ int demo_prompt_make(struct demo_prompt *prompt, const struct demo_engine *engin
     snprintf(prompt->title, sizeof(prompt->title), "%s",
              from_file != NULL ? config->prompt_file
                                : "The Keeper's Handbook of the Orrin Coast (shipped)");
-    size_t cut = cut_document(prompt, engine, text, len, (size_t)config->tokens);
+    size_t cut = cut_document(prompt, engine, text, len, config);
     if (cut == 0) {
         kvt_cli_error("demo", "no sentence of the text fits into --tokens %lld",
                       (long long)config->tokens);
@@ -282,8 +284,10 @@ out:
 
 void demo_prompt_free(struct demo_prompt *prompt)
 {
-    for (int q = 0; q < DEMO_QUESTIONS; q++)
+    for (int q = 0; q < DEMO_QUESTIONS; q++) {
         free(prompt->questions[q].tokens);
+        free(prompt->questions[q].prompt);
+    }
     free(prompt->forced);
     memset(prompt, 0, sizeof(*prompt));
 }

@@ -33,7 +33,8 @@ static json_t *join_question(const json_t *first, const json_t *restart, size_t 
                      or_null(at(a, "dram")), "disk", or_null(at(b, "disk")));
 }
 
-json_t *demo_report(const struct demo_config *config, const json_t *first, const json_t *restart)
+json_t *demo_report(const struct demo_config *config, const json_t *first, const json_t *restart,
+                    const json_t *prefetch)
 {
     json_t *questions = json_array();
 
@@ -41,28 +42,45 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
         json_array_append_new(questions, join_question(first, restart, q));
     const json_t *head = json_array_get(questions, 0);
     const json_t *cold = at(head, "cold"), *dram = at(head, "dram"), *disk = at(head, "disk");
+    json_t *ahead = at(prefetch, "disk");
     const double loaded = number(dram, "loaded_tokens");
     const double stored = loaded > 0 ? number(dram, "bytes_moved") / loaded : 0;
     const double agree_dram = number(first, "agreement"), agree_disk = number(restart, "agreement");
     const char *slash = strrchr(config->model, '/');
 
     return json_pack(
-        "{s:s, s:O, s:O, s:s, s:I, s:I, s:O, s:{s:f, s:f, s:f}, s:{s:f, s:f},"
-        " s:{s:O, s:O}, s:O, s:f, s:O, s:f, s:i, s:{s:f, s:f}, s:{s:O, s:O}, s:o, s:o}",
+        "{s:s, s:O, s:O, s:s, s:I, s:I, s:O, s:i, s:{s:f, s:f, s:f, s:f},"
+        " s:{s:f, s:f, s:f}, s:{s:O, s:O}, s:O, s:O, s:f, s:O, s:f, s:i, s:{s:f, s:f}, s:{s:O, "
+        "s:O}, s:o, s:o}",
         "model", slash != NULL ? slash + 1 : config->model, "model_desc", at(first, "model_desc"),
         "document", at(first, "title"), "level", kvt_level_name(config->level), "window_tokens",
         (json_int_t)config->window, "threads", (json_int_t)config->threads, "prompt_tokens",
-        at(head, "prompt_tokens"), "ttft_ms", "cold", number(cold, "ttft_ms"), "dram",
-        number(dram, "ttft_ms"), "disk", number(disk, "ttft_ms"), "speedup", "dram",
+        at(head, "prompt_tokens"), "block_tokens", (int)config->block, "ttft_ms", "cold",
+        number(cold, "ttft_ms"), "dram", number(dram, "ttft_ms"), "disk", number(disk, "ttft_ms"),
+        "disk_prefetched", number(ahead, "ttft_ms"), "speedup", "dram",
         number(cold, "ttft_ms") / number(dram, "ttft_ms"), "disk",
-        number(cold, "ttft_ms") / number(disk, "ttft_ms"), "loaded_tokens", "dram",
-        at(dram, "loaded_tokens"), "disk", at(disk, "loaded_tokens"), "engine_bytes_per_token",
-        at(first, "engine_bytes_per_token"), "stored_bytes_per_token", stored, "direct_io",
-        at(restart, "direct_io"), "top1_agreement",
+        number(cold, "ttft_ms") / number(disk, "ttft_ms"), "disk_prefetched",
+        number(cold, "ttft_ms") / number(ahead, "ttft_ms"), "loaded_tokens", "dram",
+        at(dram, "loaded_tokens"), "disk", at(disk, "loaded_tokens"), "prefetched", ahead,
+        "engine_bytes_per_token", at(first, "engine_bytes_per_token"), "stored_bytes_per_token",
+        stored, "direct_io", at(restart, "direct_io"), "top1_agreement",
         agree_dram < agree_disk ? agree_dram : agree_disk, "agreement_tokens", DEMO_FORCED_TOKENS,
         "top1_agreement_by_tier", "dram", agree_dram, "disk", agree_disk, "logits_identical",
         "dram", at(first, "identical"), "disk", at(restart, "identical"), "save",
         or_null(at(first, "save")), "questions", questions);
+}
+
+/* The process that read ahead. */
+static void print_prefetched(const json_t *report)
+{
+    const json_t *ahead = at(report, "prefetched");
+
+    printf(
+        "\nfirst question, new process, reading from disk since the prompt was tokenised (%.1f ms):"
+        "\n  time to first token %.0f ms, %.0f x; %.0f of %.0f blocks had come\n",
+        number(ahead, "tokenise_ms"), number(ahead, "ttft_ms"),
+        number(at(report, "speedup"), "disk_prefetched"), number(ahead, "blocks_dram"),
+        number(ahead, "blocks_dram") + number(ahead, "blocks_disk"));
 }
 
 static void print_times(const char *name, const json_t *question, const char *key, const char *unit,
@@ -142,6 +160,7 @@ void demo_print(const json_t *report)
            json_string_value(at(report, "document")));
     for (size_t q = 0; q < json_array_size(questions); q++)
         print_question(json_array_get(questions, q));
+    print_prefetched(report);
     printf("\nbytes per token: %.0f in the engine, %.0f stored (%.2f)\n", engine, stored,
            engine > 0 ? stored / engine : 0);
     printf("same next token as the exact cache, %d tokens of text: DRAM %.1f %%, disk %.1f %%%s\n",

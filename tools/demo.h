@@ -15,7 +15,6 @@
 #define DEMO_ANSWER_TOKENS 48  /* longest answer that is generated */
 #define DEMO_FORCED_TOKENS 256 /* text of the quality measurement */
 #define DEMO_BATCH_TOKENS 512
-#define DEMO_REST_TOKENS 8 /* most tokens of the first prompt beyond its usable blocks */
 
 /* What the command line says; the same in the processes of both phases. */
 struct demo_config {
@@ -27,6 +26,7 @@ struct demo_config {
     int64_t tokens; /* of the first prompt */
     int64_t threads;
     int64_t window;
+    int64_t block; /* tokens of a block */
 };
 
 /* --- cmd_demo_engine.c: a model and a context --- */
@@ -68,6 +68,7 @@ struct demo_question {
     const char *text;
     int32_t *tokens; /* whole prompt: template, document, question */
     size_t count;
+    char *prompt; /* its text */
 };
 struct demo_prompt {
     struct demo_question questions[DEMO_QUESTIONS];
@@ -98,14 +99,15 @@ int demo_cache_paths(struct demo_paths *paths);
 /* The processors, at most 8. */
 int64_t demo_default_threads(void);
 
-/* --- cmd_demo_phase.c: what the two processes do --- */
-/* request: {"phase": "first"|"restart", the configuration, "expect": [...]}; the result goes as one
- * JSON document to fd. Returns an exit code. */
+/* --- cmd_demo_phase.c: what the processes do --- */
+/* request: {"phase": "first"|"restart"|"prefetch", the configuration, "expect": [...]}; the result
+ * goes as one JSON document to fd. Returns an exit code. */
 int demo_child(const char *request, int fd);
 
 /* --- cmd_demo_report.c --- */
-/* The public JSON document of both phases' results. */
-json_t *demo_report(const struct demo_config *config, const json_t *first, const json_t *restart);
+/* The public JSON document of the phases' results; prefetch: NULL when there was none. */
+json_t *demo_report(const struct demo_config *config, const json_t *first, const json_t *restart,
+                    const json_t *prefetch);
 void demo_print(const json_t *report);
 
 int64_t demo_now_ns(void);

@@ -12,7 +12,7 @@ static void demo(struct outcome *outcome, const char *const words[])
 }
 
 /* The fields of the document, whatever the model and level. */
-static json_t *check_json(const struct outcome *outcome, int want_identical)
+static json_t *check_json_of(const struct outcome *outcome, int want_identical, int block)
 {
     json_t *report = json_loads(outcome->out, 0, NULL);
 
@@ -27,7 +27,7 @@ static json_t *check_json(const struct outcome *outcome, int want_identical)
     assert_true(number(report, "ttft_ms", "dram") > 0);
     assert_true(number(report, "ttft_ms", "disk") > 0);
     const double loaded = number(report, "loaded_tokens", "dram");
-    assert_true(loaded > 0 && loaded < tokens && loaded + 16 >= tokens);
+    assert_true(loaded > 0 && loaded < tokens && loaded + block >= tokens);
     assert_true(number(report, "loaded_tokens", "disk") == loaded);
     assert_true(number(report, "engine_bytes_per_token", NULL) > 0);
     assert_true(number(report, "stored_bytes_per_token", NULL) > 0);
@@ -45,10 +45,24 @@ static json_t *check_json(const struct outcome *outcome, int want_identical)
     const double parts = number(dram, "lookup_ms", NULL) + number(dram, "load_ms", NULL) +
                          number(dram, "set_state_ms", NULL) + number(dram, "compute_ms", NULL);
     assert_true(parts > 0.99 * number(report, "ttft_ms", "dram"));
-    assert_true(number(disk, "blocks_disk", NULL) == loaded / 16);
+    assert_true(number(disk, "blocks_disk", NULL) == loaded / block);
     assert_true(number(disk, "blocks_dram", NULL) == 0);
     assert_int_equal(json_array_size(json_object_get(report, "questions")), 3);
+    /* the third process read ahead: each block came from one of the two tiers */
+    const json_t *ahead = json_object_get(report, "prefetched");
+    assert_true(number(ahead, "loaded_tokens", NULL) == loaded);
+    assert_true(number(ahead, "blocks_dram", NULL) + number(ahead, "blocks_disk", NULL) ==
+                loaded / block);
+    assert_true(number(ahead, "tokenise_ms", NULL) > 0);
+    assert_true(number(report, "ttft_ms", "disk_prefetched") > 0);
+    assert_string_equal(json_string_value(json_object_get(ahead, "answer")),
+                        json_string_value(json_object_get(disk, "answer")));
     return report;
+}
+
+static json_t *check_json(const struct outcome *outcome, int want_identical)
+{
+    return check_json_of(outcome, want_identical, 16);
 }
 
 static int count_demo_dirs(void)
@@ -225,6 +239,48 @@ static void test_nothing_from_disk(void **state)
     assert_int_equal(count_demo_dirs(), 0);
 }
 
+/* Switched off from outside: said as such, at once. */
+static void test_switched_off(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+
+    assert_int_equal(setenv("KVTIER_CONFIG", "enabled=no", 1), 0);
+    demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1", NULL});
+    assert_int_equal(setenv("KVTIER_CONFIG", "enabled=perhaps", 1), 0);
+    static struct outcome bad;
+    demo(&bad, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1", NULL});
+    assert_int_equal(unsetenv("KVTIER_CONFIG"), 0);
+    assert_int_equal(outcome.status, 1);
+    assert_string_equal(outcome.out, "");
+    if (strstr(outcome.err, "switched off (KVTIER_CONFIG says enabled=no)") == NULL ||
+        strchr(outcome.err, '\n') != outcome.err + strlen(outcome.err) - 1) /* one sentence */
+        fail_msg("'%s'", outcome.err);
+    assert_int_equal(bad.status, 1);
+    assert_non_null(strstr(bad.err, "enabled"));
+    assert_int_equal(count_demo_dirs(), 0);
+}
+
+/* Blocks of every size, at raw: all logits the same, and other blocks than those of 16. */
+static void test_block_sizes(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    const char *const sizes[] = {"32", "64", "128"};
+
+    for (int i = 0; i < 3; i++) {
+        const int block = 32 << i;
+        demo(&outcome, (const char *[]){"--model", model, "--tokens", "600", "--threads", "1",
+                                        "--level", "raw", "--block", sizes[i], "--json", NULL});
+        json_t *report = check_json_of(&outcome, 1, block);
+        assert_true(number(report, "block_tokens", NULL) == block);
+        json_decref(report);
+    }
+    demo(&outcome, (const char *[]){"--model", model, "--block", "40", NULL});
+    assert_int_equal(outcome.status, 2);
+    assert_non_null(strstr(outcome.err, "not a multiple of 16"));
+}
+
 /* A copy of the model whose 32-bit number behind `key` is another one. */
 static void damage(const char *path, const char *key, uint32_t number)
 {
@@ -271,7 +327,7 @@ static void test_bad_text(void **state)
 {
     (void)state;
     static struct outcome outcome;
-    char empty[128], binary[128];
+    char empty[128], binary[128], nul[128], blank[128];
 
     snprintf(empty, sizeof(empty), "%s/empty", work);
     FILE *file = fopen(empty, "wb");
@@ -282,10 +338,22 @@ static void test_bad_text(void **state)
     assert_non_null(file);
     fputs("a text with \xff in it", file);
     fclose(file);
+    snprintf(nul, sizeof(nul), "%s/nul", work);
+    file = fopen(nul, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite("a text\0 with a hole", 1, 20, file), 20);
+    fclose(file);
+    snprintf(blank, sizeof(blank), "%s/blank", work);
+    file = fopen(blank, "wb");
+    assert_non_null(file);
+    fputs(" \n \n", file);
+    fclose(file);
     const char *const cases[][2] = {{"/tmp", "is a directory"},
                                     {empty, "is empty"},
                                     {"/dev/zero", "is too long"},
-                                    {binary, "is not UTF-8"}};
+                                    {binary, "is not UTF-8"},
+                                    {nul, "is not text: it holds a NUL byte"},
+                                    {blank, "at least 256 are needed"}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         demo(&outcome, (const char *[]){"--model", model, "--threads", "1", "--prompt-file",
                                         cases[i][0], NULL});
@@ -294,37 +362,108 @@ static void test_bad_text(void **state)
     }
     assert_int_equal(unlink(empty), 0);
     assert_int_equal(unlink(binary), 0);
+    assert_int_equal(unlink(nul), 0);
+    assert_int_equal(unlink(blank), 0);
 }
 
-/* Ctrl-C at different moments: a clean end, no process left, and the store opens afterwards. */
+/* End a run by a signal after `ms`; the store must be usable afterwards. Returns 1 when the run had
+ * ended before. */
+static int interrupt_after(const char *store, int ms, int signal)
+{
+    static struct outcome outcome;
+    char out[128], err[128];
+    const char *argv[] = {"kvtier",    "demo", "--model", model, "--tokens", "1500",
+                          "--threads", "1",    "--dir",   store, NULL};
+    const struct timespec wait = {0, ms * 1000000};
+    int status;
+
+    snprintf(out, sizeof(out), "%s/out", work);
+    snprintf(err, sizeof(err), "%s/err", work);
+    pid_t child = start(argv, out, err);
+    nanosleep(&wait, NULL);
+    assert_int_equal(kill(child, signal), 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return 1; /* it was faster than we */
+    read_all(err, outcome.err, sizeof(outcome.err));
+    if (!(WIFEXITED(status) && WEXITSTATUS(status) == 1) &&
+        !(WIFSIGNALED(status) && (ms == 20 || signal == SIGKILL))) /* before the handler was set */
+        fail_msg("signal %d after %d ms: status %d, '%s'", signal, ms, status, outcome.err);
+    return 0;
+}
+
+/* Run on the store that something has ended on. A killed parent's child ends by itself: it may hold
+ * the store a moment longer. */
+static void check_store(const char *store)
+{
+    static struct outcome outcome;
+    const struct timespec pause = {0, 100000000};
+
+    for (int i = 0; i < 100; i++) {
+        demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1",
+                                        "--dir", store, "--json", NULL});
+        if (outcome.status == 0 || strstr(outcome.err, "use") == NULL)
+            break;
+        nanosleep(&pause, NULL);
+    }
+    json_decref(check_json(&outcome, 0));
+}
+
+/* Every signal that ends programs, at different moments: a clean end, no process left, and the
+ * store serves afterwards. */
 static void test_interrupt(void **state)
 {
     (void)state;
-    char store[128], out[128], err[128];
-    static struct outcome outcome;
-    int status;
+    const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGPIPE};
+    char store[128];
 
     snprintf(store, sizeof(store), "%s/interrupted", work);
-    snprintf(out, sizeof(out), "%s/out", work);
-    snprintf(err, sizeof(err), "%s/err", work);
-    for (int ms = 20; ms <= 500; ms += 120) {
-        const char *argv[] = {"kvtier",    "demo", "--model", model, "--tokens", "1500",
-                              "--threads", "1",    "--dir",   store, NULL};
-        const struct timespec wait = {0, ms * 1000000};
-        pid_t child = start(argv, out, err);
-        nanosleep(&wait, NULL);
-        assert_int_equal(kill(child, SIGINT), 0);
-        assert_int_equal(waitpid(child, &status, 0), child);
-        if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
-            break; /* it was faster than we */
-        read_all(err, outcome.err, sizeof(outcome.err));
-        if (!(WIFEXITED(status) && WEXITSTATUS(status) == 1) &&
-            !(WIFSIGNALED(status) && ms == 20)) /* before the handler was set */
-            fail_msg("after %d ms: status %d, '%s'", ms, status, outcome.err);
+    for (int i = 0; i < 4; i++) {
+        for (int ms = 20; ms <= 500; ms += 160)
+            if (interrupt_after(store, ms, signals[i]))
+                break;
+        check_store(store);
     }
-    demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1", "--dir",
-                                    store, "--json", NULL});
-    json_decref(check_json(&outcome, 0));
+    remove_tree(store);
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    char store[128];
+
+    snprintf(store, sizeof(store), "%s/killed", work);
+    for (int ms = 40; ms <= 400; ms += 180) {
+        (void)interrupt_after(store, ms, SIGKILL);
+        check_store(store);
+    }
+    remove_tree(store);
+}
+
+/* Nobody reads what it prints: an exit code, and the store serves afterwards. */
+static void test_closed_output(void **state)
+{
+    (void)state;
+    char store[128];
+    int fds[2], status;
+
+    snprintf(store, sizeof(store), "%s/closed", work);
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(close(fds[0]), 0);
+    const char *argv[] = {"kvtier",    "demo", "--model", model, "--tokens", "300",
+                          "--threads", "1",    "--dir",   store, "--json",   NULL};
+    posix_spawn_file_actions_t actions;
+    pid_t child;
+    assert_int_equal(posix_spawn_file_actions_init(&actions), 0);
+    assert_int_equal(posix_spawn_file_actions_adddup2(&actions, fds[1], 1), 0);
+    assert_int_equal(posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0), 0);
+    assert_int_equal(
+        posix_spawn(&child, KVT_TOOL, &actions, NULL, (char *const *)(uintptr_t)argv, environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+    close(fds[1]);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+    check_store(store);
     remove_tree(store);
 }
 
@@ -355,6 +494,8 @@ int main(void)
         cmocka_unit_test(test_bad_directory),    cmocka_unit_test(test_nothing_from_disk),
         cmocka_unit_test(test_hostile_model),    cmocka_unit_test(test_bad_text),
         cmocka_unit_test(test_bad_input),        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_killed),           cmocka_unit_test(test_closed_output),
+        cmocka_unit_test(test_switched_off),     cmocka_unit_test(test_block_sizes),
         cmocka_unit_test(test_real_model),
     };
     llama_backend_init();
