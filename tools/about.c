@@ -75,6 +75,15 @@ static const struct kvt_about abouts[] = {
      "elements are taken as MLA latents, which are stored at kv8 or raw; with --level a lower "
      "level is measured on key rows of that length.",
      "kvtier bench codec --level kv4 --dim 128 --json"},
+    {"bench l2",
+     "Measures a drive through the log of the store: batches of records are appended, then read "
+     "back in order and verified; checksums are part of the time. With --fio every pass is paired "
+     "with one of a fixed fio job (io_uring, O_DIRECT, the same bytes, block and depth, a file "
+     "written before), in turns, and the medians and their ratio are printed. Says which backend "
+     "was used and why, how long the requests were, and how much came from the page cache. Exit "
+     "code 1 when nothing was read from the drive. Works in a directory of its own inside --dir, "
+     "which it removes; takes up to three times --size there, four with --fio.",
+     "kvtier bench l2 --dir /mnt/nvme --fio\nkvtier bench l2 --dir /mnt/nvme --size 8GiB --json"},
     {"bench index",
      "Makes a root of very many small records (real headers and footers; the records are holes, "
      "since opening reads none), drops its page cache, and opens it in a new process: how long "
@@ -82,9 +91,6 @@ static const struct kvt_about abouts[] = {
      "takes, what a block costs in memory, how many lookups a second one core answers with half of "
      "the keys absent, how long the lookup of a whole chain takes. The root is removed afterwards.",
      "kvtier bench index --blocks 1000000 --json"},
-    {"bench l2",
-     "Writes and reads a directory by the library's I/O backends as the store does, checksums on.",
-     "kvtier bench l2 --dir /mnt/nvme0 --json"},
     {"quality",
      "Measures what a level does to a model: perplexity, divergence from the exact cache and "
      "agreement on the next token, with the cache coded while a text is scored. Quantised weights "

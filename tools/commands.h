@@ -17,6 +17,7 @@
     X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good")       \
     X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")                  \
     X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks") \
+    X("bench l2", kvt_cmd_bench_l2, "our log on a drive, beside fio")                           \
     X("help", kvt_cmd_help, "options of a command, its man page, completion for shells")
 
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */

@@ -14,12 +14,24 @@
 #include "kvtier/version.h"
 
 #ifndef KVT_HAVE_LLAMA
+static int no_adapter(const char *command)
+{
+    kvt_cli_error(command, "this build has no llama.cpp adapter; 'make demo' builds one");
+    return KVT_EXIT_PROBLEM;
+}
+
 int kvt_cmd_demo(int argc, char **argv)
 {
     (void)argc;
     (void)argv;
-    kvt_cli_error("demo", "this build has no llama.cpp adapter; 'make demo' builds one");
-    return KVT_EXIT_PROBLEM;
+    return no_adapter("demo");
+}
+
+int kvt_cmd_quality(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    return no_adapter("quality");
 }
 #endif
 
