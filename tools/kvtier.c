@@ -13,32 +13,20 @@
 #include "commands.h"
 #include "kvtier/version.h"
 
-#ifndef KVT_HAVE_LLAMA
-static int no_adapter(const char *command)
-{
-    kvt_cli_error(command, "this build has no llama.cpp adapter; 'make demo' builds one");
-    return KVT_EXIT_PROBLEM;
-}
-
-int kvt_cmd_demo(int argc, char **argv)
-{
-    (void)argc;
-    (void)argv;
-    return no_adapter("demo");
-}
-
-int kvt_cmd_quality(int argc, char **argv)
-{
-    (void)argc;
-    (void)argv;
-    return no_adapter("quality");
-}
-#endif
-
 #ifdef KVT_HAVE_LLAMA
 #define HAVE_LLAMA 1
 #else
 #define HAVE_LLAMA 0
+#define KVT_X(name, function, summary)                                                      \
+    int function(int argc, char **argv)                                                     \
+    {                                                                                       \
+        (void)argc;                                                                         \
+        (void)argv;                                                                         \
+        kvt_cli_error(name, "this build has no llama.cpp adapter; 'make demo' builds one"); \
+        return KVT_EXIT_PROBLEM;                                                            \
+    }
+KVT_COMMANDS_LLAMA(KVT_X)
+#undef KVT_X
 #endif
 
 const struct kvt_command kvt_commands[] = {
