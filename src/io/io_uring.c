@@ -400,6 +400,10 @@ static const struct kvt_io_engine_ops uring_ops = {
 
 /* ---- life ---- */
 
+#ifndef IORING_SETUP_COOP_TASKRUN /* liburing before 2.2, as in Ubuntu 22.04 */
+#define IORING_SETUP_COOP_TASKRUN (1u << 8)
+#endif
+
 /* Set the ring up. 0, -errno. */
 static int open_ring(struct io_uring *ring, unsigned completions, char *why, size_t why_len)
 {
