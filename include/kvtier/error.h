@@ -21,6 +21,8 @@ extern "C" {
     X(KVT_E_LAYOUT, -5005, "the layout or shape does not match the namespace")                   \
     X(KVT_E_LIMIT, -5006, "a hard limit (count, bytes, descriptors) would be exceeded")          \
     X(KVT_E_CLOSED, -5007, "the cache or the store behind it has been closed")                   \
+    X(KVT_E_STATE, -5008, "the session is in a state that does not allow the call")              \
+    X(KVT_E_NO_SESSION, -5009, "no such session: never opened, or closed")                       \
     X(KVT_E_NOT_OURS, -5010, "the directory holds files that are not a kvtier store")            \
     X(KVT_E_LOCKED, -5011, "another process owns this directory")                                \
     X(KVT_E_NEWER, -5012, "the directory was written by a newer format version; left untouched") \

@@ -8,6 +8,7 @@
 #include <kvtier/error.h>
 #include <kvtier/key.h>
 #include <kvtier/layout.h>
+#include <kvtier/session.h>
 #include <kvtier/version.h>
 
 #endif

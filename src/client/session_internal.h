@@ -1,0 +1,186 @@
+/* The session manager's own structures, shared by its files (session*.c) and by nobody else.
+ *
+ *   session.c          open, append, filled, idle, close    session_registry.c  nodes, pages, LRU
+ *   session_mgr.c      manager: open, close, questions      session_save.c      storing and cooling
+ *   session_resume.c   plan and restore                     session_evict.c     making room in L0
+ *
+ * A node is a full block that some session has filled, found by its hash. Rules:
+ *  1. A node's page holds the block whole, and is not written any more.
+ *  2. A page belongs to one of: the free list, the scratch pages, a node, a session (blocks that
+ *     are not filled, or that another session filled first).
+ *  3. A node with a page that no active session holds is in the LRU list, after its children.
+ *  4. A node whose page is being read by a store is `busy`: its page stays.
+ *  5. A node lives while a session, a page, a child, a request or the cooling queue needs it.
+ * Threads: everything under the manager's lock, which is taken before the cache's.
+ */
+#ifndef KVT_CLIENT_SESSION_INTERNAL_H
+#define KVT_CLIENT_SESSION_INTERNAL_H
+
+#include "client/client.h"
+#include "kvtier/session.h"
+
+#define KVT_SESSION_JOBS 64u       /* requests of one manager in flight */
+#define KVT_SESSION_JOB_BLOCKS 64u /* blocks of one store */
+#define KVT_SESSION_FAILS_MAX 3u   /* a block that the store refused so often is not tried again */
+#define KVT_SESSION_COOL_BATCH 8u  /* blocks that leave windows are stored so many at a time */
+#define KVT_SESSION_SCRATCH_MAX 16u
+
+struct kvt_snode {
+    uint8_t hash[KVT_HASH_BYTES_MAX];
+    uint32_t parent; /* node, or KVT_NONE at the start of a sequence */
+    uint32_t depth;  /* number of the block in its sequence */
+    uint32_t bucket_next;
+    uint32_t page;
+    uint32_t refs;     /* sessions that hold it */
+    uint32_t active;   /* of them, those that are not idle */
+    uint32_t windows;  /* of them, those whose window it is in */
+    uint32_t children; /* nodes whose parent this is */
+    uint32_t resident; /* of them, those with a page */
+    uint32_t older, newer;
+    uint32_t cool_next;
+    uint32_t tail_of; /* session whose partial last block this is (not in the table), or KVT_NONE */
+    uint8_t record;   /* enum kvt_session_record */
+    uint8_t fails;    /* stores refused in a row */
+    bool in_lru;
+    bool busy;   /* a request reads its page or cools its record */
+    bool beyond; /* it has left the window of some session */
+    bool queued; /* in the cooling queue */
+};
+
+enum kvt_sjob_kind { KVT_SJOB_FREE = 0, KVT_SJOB_SAVE, KVT_SJOB_RESTORE, KVT_SJOB_FETCH };
+
+struct kvt_sjob {
+    struct kvt_req *req;
+    uint32_t next_free;
+    uint32_t waiters; /* callers inside kvt_req_wait(); the last one frees the request */
+    uint32_t session; /* RESTORE */
+    uint32_t count;
+    uint32_t scratch; /* page that a FETCH, and the SAVE after it, works in; or KVT_NONE */
+    uint8_t kind;     /* enum kvt_sjob_kind */
+    uint8_t target;   /* SAVE: enum kvt_session_record */
+    bool ended;       /* its outcome was noted; only waiters keep it */
+    uint32_t nodes[KVT_SESSION_JOB_BLOCKS];
+};
+
+struct kvt_session {
+    uint8_t state; /* enum kvt_session_state; 0: not in use */
+    uint32_t generation;
+    uint32_t tokens;      /* length of the sequence */
+    uint32_t filled;      /* tokens whose KV is in pages */
+    uint32_t blocks;      /* full blocks that have a node: node[0 .. blocks) */
+    uint32_t window_from; /* first block that is in the window */
+    uint32_t tail;        /* idle: node of the partial last block, or KVT_NONE */
+    uint32_t restore_job;
+    uint32_t load_from, load_to; /* blocks being restored */
+    uint32_t tail_filled;        /* RESTORING: `filled` if all loads succeed */
+    uint8_t root[32];
+    struct kvt_session_plan plan;
+    uint32_t *token;
+    uint8_t (*hash)[KVT_HASH_BYTES_MAX]; /* of the full blocks of `tokens` */
+    uint32_t *node;
+    uint32_t *page; /* not idle: of every block */
+};
+
+struct kvt_session_mgr {
+    struct kvt_ns *ns;
+    struct kvt_pool *pool;
+    struct kvt_session_mgr_opts opts; /* effective */
+    uint32_t block_tokens;
+    uint32_t session_blocks; /* of one session at most */
+    bool two_steps;          /* the window's level is above the final one */
+    pthread_mutex_t lock;
+
+    struct kvt_snode *nodes;
+    uint32_t *buckets;
+    uint32_t bucket_mask;
+    uint32_t node_free, nodes_used, node_max;
+    uint32_t oldest, newest, lru_count;
+    uint32_t cool_head, cool_tail, cool_count;
+
+    uint32_t *page_stack;
+    uint32_t pages_free;
+    uint32_t scratch[KVT_SESSION_SCRATCH_MAX];
+    uint32_t scratch_free;
+
+    struct kvt_session *sessions;
+
+    struct kvt_sjob jobs[KVT_SESSION_JOBS];
+    uint32_t job_free, jobs_used;
+
+    struct kvt_key *keys; /* scratch, session_blocks of each */
+    uint32_t *path;
+    enum kvt_tier *tiers;
+    struct kvt_session_stats stats;
+};
+
+/* ---- session_registry.c */
+uint32_t kvt_snode_find(const struct kvt_session_mgr *mgr, const uint8_t *hash);
+/* A new node; hash NULL: the partial last block of session tail_of. KVT_NONE: the table is full. */
+uint32_t kvt_snode_add(struct kvt_session_mgr *mgr, const uint8_t *hash, uint32_t parent,
+                       uint32_t depth, uint32_t tail_of);
+/* Free the node, and its ancestors, as far as nothing needs them. */
+void kvt_snode_settle(struct kvt_session_mgr *mgr, uint32_t node);
+/* Put it into the LRU list, at the newest end, or take it out, as it must be. */
+void kvt_snode_lru(struct kvt_session_mgr *mgr, uint32_t node);
+void kvt_snode_set_page(struct kvt_session_mgr *mgr, uint32_t node, uint32_t page);
+/* Returns the page, which belongs to the caller. */
+uint32_t kvt_snode_take_page(struct kvt_session_mgr *mgr, uint32_t node);
+uint32_t kvt_spage_take(struct kvt_session_mgr *mgr); /* there is one */
+void kvt_spage_put(struct kvt_session_mgr *mgr, uint32_t page);
+/* Full blocks that sessions may still make nodes of. */
+uint32_t kvt_snode_room(const struct kvt_session_mgr *mgr);
+/* Every rule above. 0, or KVT_E_CORRUPT with a sentence. For tests. */
+int kvt_session_mgr_check(struct kvt_session_mgr *mgr, char *why, size_t why_len);
+
+static inline struct kvt_snode *kvt_snode_at(const struct kvt_session_mgr *mgr, uint32_t node)
+{
+    return &mgr->nodes[node];
+}
+
+/* ---- session.c */
+/* The session of an id, with the lock held; NULL without it, and *code says why. */
+struct kvt_session *kvt_session_enter(struct kvt_session_mgr *mgr, kvt_session_id id, int *code);
+/* Session i holds node as block number `index`. */
+void kvt_session_attach(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t index,
+                        uint32_t node);
+/* The last block goes. */
+void kvt_session_detach_last(struct kvt_session_mgr *mgr, struct kvt_session *s);
+/* The window of a sequence of so many tokens. */
+void kvt_session_set_window(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens);
+/* Hashes of the full blocks from `from` on, in a sequence of `tokens` tokens. 0, -ENOMEM. */
+int kvt_session_hash(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t from,
+                     uint32_t tokens);
+/* Add n tokens behind the sequence's end, without changing its length. 0; KVT_E_INVAL; KVT_E_LIMIT;
+ * -ENOMEM. */
+int kvt_session_put_tokens(struct kvt_session_mgr *mgr, struct kvt_session *s,
+                           const uint32_t *tokens, size_t n);
+void kvt_session_go_idle(struct kvt_session_mgr *mgr, struct kvt_session *s);
+
+/* ---- session_evict.c */
+/* Make sure that `need` pages are free. 0; -EAGAIN; KVT_E_LIMIT (counted). */
+int kvt_session_make_room(struct kvt_session_mgr *mgr, uint32_t need);
+
+/* ---- session_save.c */
+void kvt_sjobs_init(struct kvt_session_mgr *mgr);
+struct kvt_sjob *kvt_sjob_take(struct kvt_session_mgr *mgr, enum kvt_sjob_kind kind);
+void kvt_sjob_put(struct kvt_session_mgr *mgr, struct kvt_sjob *job);
+/* Note what has ended, and begin what waits. Returns how many requests ended. */
+uint32_t kvt_session_poll(struct kvt_session_mgr *mgr);
+/* Wait, without the lock, for one request. Returns what kvt_req_wait() does. */
+int kvt_sjob_wait(struct kvt_session_mgr *mgr, struct kvt_sjob *job, int64_t timeout_ns);
+/* Queue a node for cooling if it has to be. */
+void kvt_session_want_cool(struct kvt_session_mgr *mgr, uint32_t node);
+/* Begin to cool what is queued; all: however little. */
+void kvt_session_cool(struct kvt_session_mgr *mgr, bool all);
+/* Store what of a chain that ends at `node` is not stored. 0 something was begun, or nothing was
+ * to be done; -EAGAIN no request is free; else an error of kvt_store(). */
+int kvt_session_save_chain(struct kvt_session_mgr *mgr, uint32_t node);
+struct kvt_key kvt_session_key(const struct kvt_session_mgr *mgr, const uint8_t *hash);
+/* What a page's origin says about the record that it was loaded from. */
+uint8_t kvt_session_record_of(const struct kvt_session_mgr *mgr, uint32_t depth, uint32_t page);
+
+/* ---- session_resume.c */
+void kvt_session_restore_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job,
+                              const int32_t *status);
+
+#endif

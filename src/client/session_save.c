@@ -1,0 +1,359 @@
+/* Storing and cooling: the requests of a session manager, what their ends mean, and the queue of
+ * blocks that have left every window.
+ *
+ *   NONE --save--> WINDOW --cool--> FINAL     from the page: SAVE
+ *      `------------cool-----------^          without a page: FETCH into a scratch page, then SAVE
+ *
+ * A block in a window is stored when its session goes idle, on flush or on eviction; one that has
+ * left every window is stored at the final level at once. The first block is raw, so final.
+ * Threads: under the manager's lock; kvt_sjob_wait() gives it up while it waits.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "client/session_internal.h"
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+void kvt_sjobs_init(struct kvt_session_mgr *mgr)
+{
+    mgr->job_free = KVT_NONE;
+    for (uint32_t i = KVT_SESSION_JOBS; i-- > 0;) {
+        mgr->jobs[i].next_free = mgr->job_free;
+        mgr->job_free = i;
+    }
+}
+
+struct kvt_sjob *kvt_sjob_take(struct kvt_session_mgr *mgr, enum kvt_sjob_kind kind)
+{
+    if (mgr->job_free == KVT_NONE)
+        return NULL;
+    struct kvt_sjob *job = &mgr->jobs[mgr->job_free];
+    mgr->job_free = job->next_free;
+    mgr->jobs_used++;
+    memset(job, 0, sizeof(*job));
+    job->kind = (uint8_t)kind;
+    job->session = job->scratch = KVT_NONE;
+    return job;
+}
+
+void kvt_sjob_put(struct kvt_session_mgr *mgr, struct kvt_sjob *job)
+{
+    kvt_req_free(job->req);
+    job->req = NULL;
+    job->kind = KVT_SJOB_FREE;
+    job->next_free = mgr->job_free;
+    mgr->job_free = (uint32_t)(job - mgr->jobs);
+    mgr->jobs_used--;
+}
+
+int kvt_sjob_wait(struct kvt_session_mgr *mgr, struct kvt_sjob *job, int64_t timeout_ns)
+{
+    struct kvt_req *req = job->req;
+    job->waiters++;
+    pthread_mutex_unlock(&mgr->lock);
+    int rc = kvt_req_wait(req, timeout_ns);
+    pthread_mutex_lock(&mgr->lock);
+    job->waiters--;
+    if (job->ended && job->waiters == 0)
+        kvt_sjob_put(mgr, job);
+    return rc;
+}
+
+struct kvt_key kvt_session_key(const struct kvt_session_mgr *mgr, const uint8_t *hash)
+{
+    struct kvt_key key = {.hash_len = KVT_HASH_BYTES_MAX, .shard = mgr->opts.shard};
+    memcpy(key.hash, hash, sizeof(key.hash));
+    key.group = mgr->ns->shape->layout.parts[0].group;
+    return key;
+}
+
+/* ---- what a record is ---------------------------------------------------------------------- */
+
+static uint8_t record_after(const struct kvt_session_mgr *mgr, const struct kvt_snode *node,
+                            uint8_t target)
+{
+    return target == KVT_SESSION_RECORD_WINDOW && mgr->two_steps && node->depth > 0
+               ? KVT_SESSION_RECORD_WINDOW
+               : KVT_SESSION_RECORD_FINAL;
+}
+
+uint8_t kvt_session_record_of(const struct kvt_session_mgr *mgr, uint32_t depth, uint32_t page)
+{
+    uint8_t origin = atomic_load_explicit(&mgr->pool->origin[page], memory_order_relaxed);
+    if (!mgr->two_steps || depth == 0 || (origin != 0 && origin < KVT_LEVEL_KV8))
+        return KVT_SESSION_RECORD_FINAL;
+    return KVT_SESSION_RECORD_WINDOW;
+}
+
+static bool must_cool(const struct kvt_snode *node)
+{
+    return node->tail_of == KVT_NONE && node->beyond && node->windows == 0 &&
+           node->record != KVT_SESSION_RECORD_FINAL && node->fails < KVT_SESSION_FAILS_MAX &&
+           (node->page != KVT_NONE || node->record == KVT_SESSION_RECORD_WINDOW);
+}
+
+/* ---- storing ------------------------------------------------------------------------------- */
+
+/* Store nodes, a piece of one chain, out of their pages, or the only one out of a scratch page. */
+static int submit(struct kvt_session_mgr *mgr, const uint32_t *nodes, uint32_t n, uint8_t target,
+                  uint32_t scratch)
+{
+    struct kvt_key keys[KVT_SESSION_JOB_BLOCKS], parent;
+    uint32_t ids[KVT_SESSION_JOB_BLOCKS];
+    struct kvt_store_opts opts = {.struct_size = sizeof(opts), .level = mgr->opts.level};
+    const struct kvt_snode *first = &mgr->nodes[nodes[0]];
+    struct kvt_sjob *job = kvt_sjob_take(mgr, KVT_SJOB_SAVE);
+    if (job == NULL)
+        return -EAGAIN;
+    for (uint32_t i = 0; i < n; i++) {
+        keys[i] = kvt_session_key(mgr, mgr->nodes[nodes[i]].hash);
+        ids[i] = scratch != KVT_NONE ? scratch : mgr->nodes[nodes[i]].page;
+        job->nodes[i] = nodes[i];
+    }
+    if (first->parent != KVT_NONE) {
+        parent = kvt_session_key(mgr, mgr->nodes[first->parent].hash);
+        opts.parent = &parent;
+    }
+    opts.first_pos = first->depth * mgr->block_tokens;
+    if (mgr->two_steps && target == KVT_SESSION_RECORD_WINDOW)
+        opts.level = mgr->opts.window_level;
+    opts.cool = mgr->two_steps && target == KVT_SESSION_RECORD_FINAL;
+    job->count = n;
+    job->target = target;
+    int rc = kvt_store(mgr->ns, mgr->pool, keys, ids, n, &opts, &job->req);
+    if (rc != 0) {
+        kvt_sjob_put(mgr, job);
+        return rc;
+    }
+    job->scratch = scratch;
+    for (uint32_t i = 0; i < n; i++)
+        mgr->nodes[nodes[i]].busy = true;
+    return 0;
+}
+
+static bool unsaved(const struct kvt_snode *node)
+{
+    return node->tail_of == KVT_NONE && node->record == KVT_SESSION_RECORD_NONE && !node->busy &&
+           node->page != KVT_NONE && node->fails < KVT_SESSION_FAILS_MAX;
+}
+
+static uint8_t target_of(const struct kvt_snode *node)
+{
+    return must_cool(node) ? KVT_SESSION_RECORD_FINAL : KVT_SESSION_RECORD_WINDOW;
+}
+
+int kvt_session_save_chain(struct kvt_session_mgr *mgr, uint32_t node)
+{
+    uint32_t *path = mgr->path, n = 0;
+    for (uint32_t at = node; at != KVT_NONE && unsaved(&mgr->nodes[at]); n++) {
+        path[mgr->session_blocks - 1 - n] = at;
+        at = mgr->nodes[at].parent;
+    }
+    path += mgr->session_blocks - n;
+    for (uint32_t at = 0; at < n;) {
+        uint8_t target = target_of(&mgr->nodes[path[at]]);
+        uint32_t run = 1;
+        while (run < KVT_SESSION_JOB_BLOCKS && at + run < n &&
+               target_of(&mgr->nodes[path[at + run]]) == target)
+            run++;
+        int rc = submit(mgr, path + at, run, target, KVT_NONE);
+        if (rc != 0)
+            return rc;
+        at += run;
+    }
+    return 0;
+}
+
+static void save_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job, const int32_t *status)
+{
+    for (uint32_t i = 0; i < job->count; i++) {
+        struct kvt_snode *node = &mgr->nodes[job->nodes[i]];
+        uint8_t record = record_after(mgr, node, job->target);
+        node->busy = false;
+        if (status[i] == 0 || status[i] == KVT_E_EXISTS) {
+            mgr->stats.stored_window += job->target == KVT_SESSION_RECORD_WINDOW;
+            mgr->stats.stored_final += job->target == KVT_SESSION_RECORD_FINAL;
+            mgr->stats.cooled_record += job->scratch != KVT_NONE;
+            node->record = KVT_MAX(node->record, record);
+            node->fails = 0;
+        } else {
+            mgr->stats.store_failed++;
+            node->fails++;
+        }
+        kvt_session_want_cool(mgr, job->nodes[i]);
+        kvt_snode_settle(mgr, job->nodes[i]);
+    }
+    if (job->scratch != KVT_NONE)
+        mgr->scratch[mgr->scratch_free++] = job->scratch;
+    job->scratch = KVT_NONE;
+}
+
+/* ---- cooling ------------------------------------------------------------------------------- */
+
+void kvt_session_want_cool(struct kvt_session_mgr *mgr, uint32_t at)
+{
+    struct kvt_snode *node = &mgr->nodes[at];
+    if (node->queued || node->busy || !must_cool(node))
+        return;
+    node->queued = true;
+    node->cool_next = KVT_NONE;
+    if (mgr->cool_tail == KVT_NONE)
+        mgr->cool_head = at;
+    else
+        mgr->nodes[mgr->cool_tail].cool_next = at;
+    mgr->cool_tail = at;
+    mgr->cool_count++;
+}
+
+static void cool_pop(struct kvt_session_mgr *mgr)
+{
+    uint32_t at = mgr->cool_head;
+    struct kvt_snode *node = &mgr->nodes[at];
+    mgr->cool_head = node->cool_next;
+    if (mgr->cool_head == KVT_NONE)
+        mgr->cool_tail = KVT_NONE;
+    mgr->cool_count--;
+    node->queued = false;
+    kvt_snode_settle(mgr, at);
+}
+
+/* The record of a block that is not in L0 goes into a scratch page, to be coded from there. */
+static int fetch(struct kvt_session_mgr *mgr, uint32_t at)
+{
+    static const struct kvt_load_opts opts = {.struct_size = sizeof(opts), .deadline_ns = -1};
+    struct kvt_key key = kvt_session_key(mgr, mgr->nodes[at].hash);
+    if (mgr->scratch_free == 0)
+        return -EAGAIN;
+    struct kvt_sjob *job = kvt_sjob_take(mgr, KVT_SJOB_FETCH);
+    if (job == NULL)
+        return -EAGAIN;
+    uint32_t page = mgr->scratch[mgr->scratch_free - 1];
+    int rc = kvt_load(mgr->ns, mgr->pool, &key, &page, 1, &opts, &job->req);
+    if (rc != 0) {
+        kvt_sjob_put(mgr, job);
+        return rc;
+    }
+    mgr->scratch_free--;
+    job->scratch = page;
+    job->nodes[0] = at;
+    job->count = 1;
+    mgr->nodes[at].busy = true;
+    return 0;
+}
+
+static void fetch_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job, const int32_t *status)
+{
+    uint32_t at = job->nodes[0], page = job->scratch;
+    struct kvt_snode *node = &mgr->nodes[at];
+    int rc = status[0];
+    job->scratch = KVT_NONE;
+    node->busy = false;
+    if (rc == 0)
+        node->record = kvt_session_record_of(mgr, node->depth, page);
+    else if (rc == KVT_E_MISS)
+        node->record = KVT_SESSION_RECORD_NONE;
+    if (rc == 0 && must_cool(node)) {
+        rc = submit(mgr, &at, 1, KVT_SESSION_RECORD_FINAL, page);
+        if (rc == 0)
+            return;
+    }
+    mgr->scratch[mgr->scratch_free++] = page;
+    if (rc != 0) {
+        mgr->stats.cool_failed++;
+        node->fails++;
+    }
+    kvt_session_want_cool(mgr, at);
+    kvt_snode_settle(mgr, at);
+}
+
+/* Store the run of resident blocks that the queue begins with. */
+static int cool_run(struct kvt_session_mgr *mgr)
+{
+    uint32_t nodes[KVT_SESSION_JOB_BLOCKS], n = 0, parent = mgr->nodes[mgr->cool_head].parent;
+    if (parent != KVT_NONE && unsaved(&mgr->nodes[parent])) {
+        int rc = kvt_session_save_chain(mgr, parent); /* else the store would not take the child */
+        if (rc != 0)
+            return rc;
+    }
+    for (uint32_t at = mgr->cool_head; at != KVT_NONE && n < KVT_SESSION_JOB_BLOCKS;
+         at = mgr->nodes[at].cool_next) {
+        const struct kvt_snode *node = &mgr->nodes[at];
+        if (node->page == KVT_NONE || node->busy || !must_cool(node) ||
+            (n > 0 && node->parent != nodes[n - 1]))
+            break;
+        nodes[n++] = at;
+    }
+    int rc = submit(mgr, nodes, n, KVT_SESSION_RECORD_FINAL, KVT_NONE);
+    for (uint32_t i = 0; i < n && rc == 0; i++)
+        cool_pop(mgr);
+    return rc;
+}
+
+void kvt_session_cool(struct kvt_session_mgr *mgr, bool all)
+{
+    if (!all && mgr->cool_count < KVT_SESSION_COOL_BATCH)
+        return;
+    while (mgr->cool_head != KVT_NONE) {
+        uint32_t at = mgr->cool_head;
+        struct kvt_snode *node = &mgr->nodes[at];
+        if (node->busy || !must_cool(node)) { /* busy: it is looked at again when that has ended */
+            cool_pop(mgr);
+            continue;
+        }
+        if (node->page != KVT_NONE) {
+            int rc = cool_run(mgr);
+            if (rc == -EAGAIN)
+                return;
+            if (rc == 0)
+                continue;
+        } else {
+            int rc = fetch(mgr, at);
+            if (rc == -EAGAIN)
+                return;
+            if (rc == 0) {
+                cool_pop(mgr);
+                continue;
+            }
+        }
+        mgr->stats.store_failed++; /* the cache is closed, or will not have it */
+        node->fails = KVT_SESSION_FAILS_MAX;
+        cool_pop(mgr);
+    }
+}
+
+/* ---- ends ---------------------------------------------------------------------------------- */
+
+static void job_end(struct kvt_session_mgr *mgr, struct kvt_sjob *job)
+{
+    const int32_t *status = kvt_req_status(job->req, NULL);
+    switch (job->kind) {
+    case KVT_SJOB_SAVE:
+        save_done(mgr, job, status);
+        break;
+    case KVT_SJOB_FETCH:
+        fetch_done(mgr, job, status);
+        break;
+    default:
+        kvt_session_restore_done(mgr, job, status);
+        break;
+    }
+    job->ended = true;
+    if (job->waiters == 0)
+        kvt_sjob_put(mgr, job);
+}
+
+uint32_t kvt_session_poll(struct kvt_session_mgr *mgr)
+{
+    uint32_t ended = 0;
+    for (uint32_t i = 0; i < KVT_SESSION_JOBS && mgr->jobs_used > 0; i++) {
+        struct kvt_sjob *job = &mgr->jobs[i];
+        if (job->kind == KVT_SJOB_FREE || job->ended || kvt_req_wait(job->req, 0) != 1)
+            continue;
+        job_end(mgr, job);
+        ended++;
+    }
+    kvt_session_cool(mgr, false);
+    return ended;
+}
