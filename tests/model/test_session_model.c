@@ -1,0 +1,363 @@
+/* Goal: whatever sessions do in whatever order, a page that the manager calls filled holds what its
+ *       tokens say, at a level that it may have, and the manager's books agree.
+ * Method: random turns (resume with new tokens or without, append, fill a part, idle, close, again
+ *       under a late deadline), flushes, purges, switching off, restarts, over many sessions whose
+ *       token sequences share prefixes and a pool that holds few of them. Every filled page is
+ *       compared with what the codec alone makes of its tokens' KV; every step ends with the
+ *       manager's check of itself. Without faults, all that was filled must come back without
+ *       being computed again, but for a partial block. With them (a backend that fails, flips,
+ *       loses and tears, put under the cache by the linker) there may be misses, never other bytes.
+ */
+#include "support/rig.h"
+#include "support/session_rig.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/rng.h"
+#include "io/io_posix.h"
+#include "support/fault_io.h"
+
+enum { SESSIONS = 10, UNIT = 16, TOKENS_MAX = 640 };
+
+struct model {
+    struct srig s;
+    struct srig_session c[SESSIONS];
+    bool open[SESSIONS];
+    struct kvt_rng rng;
+    bool calm; /* room for everything, no faults, nothing purged or switched off */
+    uint64_t resumed, restored, computed, refused, verified;
+};
+
+static struct kvt_io *faulty; /* the instance under the cache; NULL: faults are off */
+static bool want_faults;
+
+int __real_kvt_io_files_new(const struct kvt_io_posix_params *params, struct kvt_io **out);
+int __wrap_kvt_io_files_new(const struct kvt_io_posix_params *params, struct kvt_io **out);
+
+int __wrap_kvt_io_files_new(const struct kvt_io_posix_params *params, struct kvt_io **out)
+{
+    int rc = __real_kvt_io_files_new(params, out);
+    if (rc != 0 || !want_faults)
+        return rc;
+    faulty = fault_io_new(*out, 7);
+    assert_non_null(faulty);
+    *out = faulty;
+    return 0;
+}
+
+static uint32_t roll(struct model *m, uint32_t bound)
+{
+    return (uint32_t)kvt_rng_below(&m->rng, bound);
+}
+
+static struct kvt_session_info info_of(struct model *m, uint32_t i)
+{
+    struct kvt_session_info info = {.struct_size = sizeof(info)};
+    assert_int_equal(kvt_session_get_info(m->s.mgr, m->c[i].id, &info), 0);
+    return info;
+}
+
+static bool is_active(struct model *m, uint32_t i)
+{
+    return m->open[i] && info_of(m, i).state == KVT_SESSION_ACTIVE;
+}
+
+/* More tokens, of few kinds, so that sequences go the same way for a while. */
+static uint32_t more_tokens(struct model *m, uint32_t i)
+{
+    uint32_t room = m->c[i].max - m->c[i].tokens;
+    uint32_t n = roll(m, 4) ? 1 + roll(m, 40) : UNIT * (1 + roll(m, 6));
+    n = KVT_MIN(n, room);
+    srig_tokens(&m->c[i], roll(m, 8) ? 1 : 100, n);
+    return n;
+}
+
+static void op_open(struct model *m, uint32_t i)
+{
+    if (m->open[i])
+        return;
+    srig_session_open(&m->s, &m->c[i], TOKENS_MAX, roll(m, 5) ? 0 : 9);
+    m->open[i] = true;
+}
+
+static void forget(struct model *m, uint32_t i)
+{
+    srig_session_free(&m->c[i]);
+    m->open[i] = false;
+}
+
+static void op_resume(struct model *m, uint32_t i)
+{
+    struct kvt_session_plan plan;
+    if (!m->open[i] || is_active(m, i))
+        return;
+    uint32_t before = m->c[i].tokens, n = roll(m, 5) ? more_tokens(m, i) : 0;
+    int rc = srig_resume(&m->s, &m->c[i], &plan);
+    if (rc != 0) {
+        assert_int_equal(rc, KVT_E_LIMIT);
+        m->c[i].tokens = before; /* a refused call changes nothing */
+        assert_int_equal(info_of(m, i).tokens, before);
+        m->refused++;
+        return;
+    }
+    if (m->calm) /* what was filled is there, but for a partial block */
+        assert_true(plan.recompute <= n + UNIT - 1);
+    m->resumed++;
+    m->restored += plan.from_dram + plan.from_disk;
+    m->computed += plan.recompute;
+    if (roll(m, 6)) /* else the engine was stopped before it computed anything, or in the middle */
+        srig_fill(&m->s, &m->c[i], m->c[i].tokens - plan.recompute, m->c[i].tokens);
+    else
+        srig_fill(&m->s, &m->c[i], m->c[i].tokens - plan.recompute,
+                  m->c[i].tokens - roll(m, plan.recompute + 1));
+}
+
+/* A resume whose deadline is in the past, more or less. */
+static void op_late(struct model *m, uint32_t i)
+{
+    struct kvt_session_resume_opts opts = {.struct_size = sizeof(opts),
+                                           .deadline_ns = 1 + roll(m, 200000)};
+    if (!m->open[i] || is_active(m, i))
+        return;
+    int rc = kvt_session_resume(m->s.mgr, m->c[i].id, NULL, 0, &opts, NULL);
+    if (rc != 0) {
+        assert_true(rc == KVT_E_LIMIT || rc == -EAGAIN);
+        return;
+    }
+    if (roll(m, 2))
+        assert_int_equal(kvt_session_wait(m->s.mgr, m->c[i].id, -1), 1);
+    if (!is_active(m, i)) { /* close while it loads */
+        assert_int_equal(kvt_session_close(m->s.mgr, m->c[i].id), 0);
+        forget(m, i);
+        return;
+    }
+    (void)srig_verify(&m->s, &m->c[i], info_of(m, i).filled, NULL);
+    srig_fill(&m->s, &m->c[i], info_of(m, i).filled, m->c[i].tokens);
+}
+
+static void op_append(struct model *m, uint32_t i)
+{
+    if (!is_active(m, i) || info_of(m, i).filled != m->c[i].tokens || m->c[i].tokens == m->c[i].max)
+        return;
+    uint32_t before = m->c[i].tokens;
+    (void)more_tokens(m, i);
+    int rc = srig_append(&m->s, &m->c[i]);
+    if (rc != 0) {
+        assert_int_equal(rc, KVT_E_LIMIT);
+        m->c[i].tokens = before;
+        m->refused++;
+    }
+}
+
+static void op_verify(struct model *m, uint32_t i)
+{
+    if (!is_active(m, i))
+        return;
+    uint32_t filled = info_of(m, i).filled;
+    (void)srig_verify(&m->s, &m->c[i], filled, NULL);
+    m->verified += filled;
+}
+
+static void op_idle(struct model *m, uint32_t i)
+{
+    if (!is_active(m, i))
+        return;
+    op_verify(m, i);
+    uint32_t filled = info_of(m, i).filled;
+    assert_int_equal(kvt_session_idle(m->s.mgr, m->c[i].id), 0);
+    assert_int_equal(info_of(m, i).tokens, filled);
+    m->c[i].tokens = filled;
+}
+
+static void op_close(struct model *m, uint32_t i)
+{
+    if (!m->open[i])
+        return;
+    op_verify(m, i);
+    assert_int_equal(kvt_session_close(m->s.mgr, m->c[i].id), 0);
+    forget(m, i);
+}
+
+static void op_purge(struct model *m, uint32_t i)
+{
+    struct kvt_key keys[TOKENS_MAX / UNIT];
+    uint8_t root[32];
+    if (!m->open[i] || m->c[i].tokens < UNIT || m->calm)
+        return;
+    const struct srig_session *c = &m->c[i];
+    assert_int_equal(kvt_key_root(c->salt ? &c->salt : NULL, c->salt ? sizeof(c->salt) : 0, root),
+                     0);
+    long n = kvt_key_chain(root, c->token, c->tokens, UNIT, NULL, 0, 0, 0, keys, TOKENS_MAX / UNIT);
+    assert_true(n > 0);
+    uint32_t first = roll(m, (uint32_t)n);
+    long rc = kvt_purge(m->s.rig.ns, keys + first, 1 + roll(m, (uint32_t)n - first));
+    assert_true(rc >= 0 || want_faults);
+}
+
+static void op_fault(struct model *m)
+{
+    static const unsigned ops[] = {FAULT_READ, FAULT_WRITE, FAULT_SYNC, FAULT_ALLOCATE};
+    struct fault_rule rule = {.ops = ops[roll(m, 4)],
+                              .name = "seg-",
+                              .skip = roll(m, 6),
+                              .times = 1 + roll(m, 4),
+                              .action = FAULT_FAIL,
+                              .error = roll(m, 2) ? EIO : ENOSPC};
+    if (faulty == NULL || m->calm)
+        return;
+    if (rule.ops == FAULT_READ && roll(m, 2)) {
+        rule.action = roll(m, 3) ? FAULT_FLIP : FAULT_SHORT;
+        rule.arg = rule.action == FAULT_FLIP ? FAULT_RANDOM : 1;
+    } else if (rule.ops == FAULT_WRITE) {
+        rule.action =
+            (int)((const int[]){FAULT_FAIL, FAULT_LOST, FAULT_TORN, FAULT_MISDIRECT})[roll(m, 4)];
+        rule.arg = 1 + roll(m, 6);
+        rule.error = rule.action == FAULT_FAIL ? rule.error : 0;
+    }
+    fault_io_clear(faulty);
+    if (roll(m, 3))
+        assert_true(fault_io_rule(faulty, &rule) >= 0);
+}
+
+/* A new process, as far as the manager can tell: it knows nothing, the engine opens anew. */
+static void op_restart(struct model *m)
+{
+    for (uint32_t i = 0; i < SESSIONS; i++) {
+        op_idle(m, i);
+        if (m->open[i])
+            assert_int_equal(kvt_session_close(m->s.mgr, m->c[i].id), 0);
+    }
+    int rc = kvt_session_mgr_flush(m->s.mgr);
+    assert_true(rc == 0 || !m->calm);
+    kvt_session_mgr_close(m->s.mgr);
+    if (roll(m, 3) && m->s.rig.dir[0] != '\0')
+        rig_reopen(&m->s.rig);
+    srig_mgr_open(&m->s);
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        if (m->open[i])
+            assert_int_equal(kvt_session_open(m->s.mgr, m->c[i].salt ? &m->c[i].salt : NULL,
+                                              m->c[i].salt ? sizeof(m->c[i].salt) : 0, &m->c[i].id),
+                             0);
+    for (uint32_t i = 0; i < SESSIONS; i++) /* the whole sequence is new to the manager */
+        if (m->open[i] && m->c[i].tokens > 0) {
+            struct kvt_session_plan plan;
+            uint32_t all = m->c[i].tokens;
+            rc = srig_resume(&m->s, &m->c[i], &plan);
+            if (rc == 0) {
+                srig_fill(&m->s, &m->c[i], all - plan.recompute, all);
+                m->restored += plan.from_dram + plan.from_disk;
+                op_idle(m, i);
+                continue;
+            }
+            assert_int_equal(rc, KVT_E_LIMIT);
+            m->c[i].tokens = 0;
+        }
+}
+
+static void op_any(struct model *m, uint32_t step)
+{
+    uint32_t i = roll(m, SESSIONS), dice = roll(m, 100);
+    if (dice < 12)
+        op_open(m, i);
+    else if (dice < 42)
+        op_resume(m, i);
+    else if (dice < 62)
+        op_append(m, i);
+    else if (dice < 82)
+        op_idle(m, i);
+    else if (dice < 86)
+        op_verify(m, i);
+    else if (dice < 89)
+        op_late(m, i);
+    else if (dice < 92)
+        op_close(m, i);
+    else if (dice < 94)
+        assert_true(kvt_session_mgr_work(m->s.mgr, (int64_t)roll(m, 1000000)) >= 0);
+    else if (dice < 95)
+        assert_true(kvt_session_mgr_flush(m->s.mgr) <= 0);
+    else if (dice < 97)
+        op_purge(m, i);
+    else if (dice < 98)
+        kvt_enable(m->s.rig.cache, m->calm || roll(m, 2));
+    else if (step % 8 == 0)
+        op_restart(m);
+    else
+        op_fault(m);
+}
+
+static uint32_t steps_wanted(void)
+{
+    const char *text = getenv("KVT_MODEL_STEPS");
+    return text ? (uint32_t)strtoul(text, NULL, 10) : 1500;
+}
+
+static void run(const char *name, uint32_t pages, const char *config, const char *disk, bool calm,
+                bool faults, uint64_t seed)
+{
+    struct rig_shape shape = rig_shape_small(pages);
+    struct kvt_session_mgr_opts opts = {
+        .window_tokens = 96, .tokens_max = TOKENS_MAX, .sessions_max = SESSIONS, .first_page = 2};
+    struct model *m = calloc(1, sizeof(*m));
+
+    assert_non_null(m);
+    m->rng.state = seed;
+    m->calm = calm;
+    want_faults = faults;
+    srig_open(&m->s, &shape, config, disk, &opts);
+    for (uint32_t step = 0; step < steps_wanted(); step++) {
+        op_any(m, step);
+        srig_check(&m->s);
+    }
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        op_close(m, i);
+    if (faulty != NULL)
+        fault_io_clear(faulty);
+    srig_settle(&m->s);
+    printf("           %-10s %llu resumed, %llu tokens restored, %llu computed, %llu verified, "
+           "%llu refused\n",
+           name, (unsigned long long)m->resumed, (unsigned long long)m->restored,
+           (unsigned long long)m->computed, (unsigned long long)m->verified,
+           (unsigned long long)m->refused);
+    assert_true(m->resumed > steps_wanted() / 50);
+    assert_true(m->restored > 0);
+    srig_free(&m->s);
+    faulty = NULL;
+    free(m);
+}
+
+static void test_calm(void **state)
+{
+    (void)state;
+    run("calm", 140, "dram=32MiB,level=kv4", NULL, true, false, rig_seed());
+}
+
+static void test_calm_on_disk(void **state)
+{
+    (void)state;
+    run("disk", 100, "dram=2MiB,level=kv4", "256MiB", false, false, rig_seed() + 1);
+}
+
+static void test_tight(void **state)
+{
+    (void)state;
+    run("tight", 60, "dram=1MiB,level=kv4", "16MiB", false, false, rig_seed() + 2);
+}
+
+static void test_faults(void **state)
+{
+    (void)state;
+    run("faults", 80, "dram=1MiB,level=kv4", "64MiB", false, true, rig_seed() + 3);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_calm),
+        cmocka_unit_test(test_calm_on_disk),
+        cmocka_unit_test(test_tight),
+        cmocka_unit_test(test_faults),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
