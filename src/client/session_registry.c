@@ -215,6 +215,24 @@ static int check_node(struct kvt_session_mgr *mgr, const struct check *check, ui
     return 0;
 }
 
+/* Rule 4, and the pages of requests. */
+static int check_jobs(const struct kvt_session_mgr *mgr, const struct check *check)
+{
+    for (uint32_t i = 0; i < KVT_SESSION_JOBS; i++) {
+        const struct kvt_sjob *job = &mgr->jobs[i];
+        if (job->kind == KVT_SJOB_FREE || job->ended)
+            continue;
+        if (job->scratch != KVT_NONE)
+            check->page[job->scratch - mgr->opts.first_page]++;
+        for (uint32_t n = 0; n < job->count; n++) {
+            const struct kvt_snode *node = &mgr->nodes[job->nodes[n]];
+            if (!node->busy || (job->scratch == KVT_NONE && node->page == KVT_NONE))
+                return wrong(check, "a page was taken that is being stored", job->nodes[n]);
+        }
+    }
+    return 0;
+}
+
 static int check_lists(const struct kvt_session_mgr *mgr, const struct check *check)
 {
     uint32_t count = 0;
@@ -237,9 +255,11 @@ static int check_lists(const struct kvt_session_mgr *mgr, const struct check *ch
         check->page[mgr->page_stack[i] - mgr->opts.first_page]++;
     for (uint32_t i = 0; i < mgr->scratch_free; i++)
         check->page[mgr->scratch[i] - mgr->opts.first_page]++;
-    for (uint32_t i = 0; i < KVT_SESSION_JOBS; i++)
-        if (mgr->jobs[i].kind != KVT_SJOB_FREE && mgr->jobs[i].scratch != KVT_NONE)
-            check->page[mgr->jobs[i].scratch - mgr->opts.first_page]++;
+    return 0;
+}
+
+static int check_pages(const struct kvt_session_mgr *mgr, const struct check *check)
+{
     for (uint32_t i = 0; i < mgr->opts.page_count; i++)
         if (check->page[i] != 1)
             return wrong(check, check->page[i] ? "a page has two owners" : "a page is lost", i);
@@ -263,7 +283,11 @@ static int check_all(struct kvt_session_mgr *mgr, const struct check *check, uin
     for (uint32_t i = 0; i < mgr->nodes_used && rc == 0; i++)
         if (used[i])
             rc = check_node(mgr, check, i);
-    return rc ? rc : check_lists(mgr, check);
+    if (rc == 0)
+        rc = check_jobs(mgr, check);
+    if (rc == 0)
+        rc = check_lists(mgr, check);
+    return rc ? rc : check_pages(mgr, check);
 }
 
 int kvt_session_mgr_check(struct kvt_session_mgr *mgr, char *why, size_t why_len)

@@ -356,6 +356,74 @@ static void lost_records_are_computed_and_stored_again(void **state)
     assert_int_equal(kvt_lookup(s.rig.ns, keys, 12, NULL, NULL), 12);
 }
 
+/* The record of a block in DRAM, damaged. */
+static void damage(const struct srig_session *x, uint32_t block)
+{
+    const struct kvt_session *session = &s.mgr->sessions[(x->id & UINT32_MAX) - 1];
+    uint8_t *arena = s.rig.cache->channel.arena;
+    int found = 0;
+    for (uint64_t at = 0; at < s.rig.cache->channel.arena_bytes; at += 4096) {
+        struct kvt_record_header *header = (struct kvt_record_header *)(void *)(arena + at);
+        if (header->magic != KVT_RECORD_MAGIC ||
+            memcmp(header->key.hash, session->hash[block], KVT_HASH_BYTES_MAX) != 0)
+            continue;
+        arena[at + sizeof(*header) + 5] ^= 16;
+        found++;
+    }
+    assert_true(found > 0);
+}
+
+/* Blocks behind a bad one came, but the engine computes them anew: their pages are exact then. */
+static void a_damaged_record_ends_the_run(void **state)
+{
+    struct kvt_session_plan plan;
+    (void)state;
+    open_with(32, "dram=8MiB,level=kv4", NULL, 64);
+    start(&a, 1, 192);
+    go_idle(&a);
+    squeeze();
+    damage(&a, 4);
+    assert_int_equal(srig_resume(&s, &a, &plan), 0);
+    assert_int_equal(plan.from_dram, 64);
+    assert_int_equal(plan.recompute, 128);
+    assert_int_equal(plan.reason, KVT_E_CORRUPT);
+    srig_fill(&s, &a, 64, 192);
+    (void)srig_verify(&s, &a, 192, NULL); /* levels of pages, too */
+    go_idle(&a);
+    squeeze();
+    assert_int_equal(srig_resume(&s, &a, &plan), 0);
+    assert_int_equal(plan.from_dram, 192);
+}
+
+/* While a block is being stored its page is not taken, nor are those of its ancestors. */
+static void pages_being_stored_are_not_taken(void **state)
+{
+    (void)state;
+    open_with(33, "dram=8MiB,level=kv4,threads=1", NULL, 64);
+    start(&a, 1, 192); /* 12 blocks; from block 8 on they are in the window */
+    go_idle(&a);
+    srig_settle(&s);
+    assert_int_equal(srig_resume(&s, &a, NULL), 0);
+    kvt_workers_stop(s.rig.cache);
+    srig_tokens(&a, 900, 48); /* blocks 8 to 10 begin to cool, 11 to 14 are new or in the window */
+    assert_int_equal(srig_append(&s, &a), 0);
+    go_idle(&a);
+    assert_true(srig_stats(&s).in_flight > 0);
+    srig_session_open(&s, &b, 1024, 0);
+    srig_tokens(&b, 5000, 20 * UNIT); /* 17 are free */
+    assert_int_equal(kvt_session_resume(s.mgr, b.id, b.token, b.tokens, NULL, NULL), -EAGAIN);
+    srig_check(&s);
+    for (uint32_t i = 0; i < 11; i++)
+        assert_true(srig_block(&s, &a, i).page != KVT_SESSION_NO_PAGE);
+    assert_int_equal(srig_stats(&s).refused_busy, 1);
+    s.rig.cache->stop_workers = false;
+    assert_int_equal(kvt_workers_start(s.rig.cache), 0);
+    srig_turn(&s, &b, NULL);
+    go_idle(&b);
+    squeeze();
+    assert_int_equal(srig_resume(&s, &a, NULL), 0);
+}
+
 static void a_deadline_shortens_the_load(void **state)
 {
     struct kvt_session_plan plan = {.struct_size = sizeof(plan)};
@@ -541,6 +609,13 @@ static void wrong_calls_change_nothing(void **state)
     srig_check(&s);
 }
 
+/* A new manager: L0 and its memory of blocks are empty. */
+static void squeeze_to_nothing(void)
+{
+    kvt_session_mgr_close(s.mgr);
+    srig_mgr_open(&s);
+}
+
 static void limits_hold(void **state)
 {
     struct rig_shape shape = rig_shape_small(64);
@@ -558,6 +633,24 @@ static void limits_hold(void **state)
     assert_int_equal(kvt_session_resume(s.mgr, b.id, b.token, 320, NULL, NULL), KVT_E_LIMIT);
     assert_int_equal(kvt_session_resume(s.mgr, b.id, b.token, 100, NULL, NULL), 0);
     assert_int_equal(srig_stats(&s).refused_limit, 2);
+    srig_check(&s);
+    /* both may begin, one cannot end: nothing of it is noted */
+    go_idle(&b);
+    assert_int_equal(kvt_session_close(s.mgr, a.id), 0);
+    assert_int_equal(kvt_session_close(s.mgr, b.id), 0);
+    squeeze_to_nothing();
+    srig_session_free(&a);
+    srig_session_free(&b);
+    srig_session_open(&s, &a, 320, 0);
+    srig_session_open(&s, &b, 320, 0);
+    srig_tokens(&a, 2000, 240);
+    srig_tokens(&b, 3000, 319);
+    assert_int_equal(srig_resume(&s, &a, NULL), 0);
+    assert_int_equal(srig_resume(&s, &b, NULL), 0);
+    srig_fill(&s, &b, 0, 319);
+    assert_int_equal(kvt_session_filled(s.mgr, a.id, 240), KVT_E_LIMIT);
+    assert_int_equal(info_of(&a).filled, 0);
+    assert_int_equal(kvt_session_filled(s.mgr, a.id, 100), 0);
     srig_check(&s);
 }
 
@@ -752,6 +845,8 @@ int main(void)
         cmocka_unit_test_teardown(pages_of_active_sessions_are_never_taken, tear_down),
         cmocka_unit_test_teardown(without_a_store_pages_go_unsaved, tear_down),
         cmocka_unit_test_teardown(lost_records_are_computed_and_stored_again, tear_down),
+        cmocka_unit_test_teardown(a_damaged_record_ends_the_run, tear_down),
+        cmocka_unit_test_teardown(pages_being_stored_are_not_taken, tear_down),
         cmocka_unit_test_teardown(a_deadline_shortens_the_load, tear_down),
         cmocka_unit_test_teardown(a_raw_window_and_a_raw_level, tear_down),
         cmocka_unit_test_teardown(a_part_of_the_pool, tear_down),
