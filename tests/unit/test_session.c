@@ -457,7 +457,7 @@ static void a_raw_window_and_a_raw_level(void **state)
     struct rig_shape shape = rig_shape_small(32);
     struct kvt_session_mgr_opts opts = {
         .window_tokens = 64, .tokens_max = 1024, .window_level = KVT_LEVEL_RAW};
-    uint8_t kinds[12];
+    uint8_t kinds[16];
     (void)state;
     srig_open(&s, &shape, "dram=8MiB,level=kv4", NULL, &opts);
     start(&a, 1, 192);
