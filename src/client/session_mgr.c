@@ -22,11 +22,11 @@
 
 /* ---- options ------------------------------------------------------------------------------- */
 
-static int level_check(const struct kvt_shape *shape, int level)
+static int level_check(const struct kvt_shape_group *group, int level)
 {
     if (level < KVT_LEVEL_DEFAULT || level > KVT_LEVEL_RAW)
         return KVT_E_INVAL;
-    return level == KVT_LEVEL_DEFAULT || shape->record_bytes[level] != 0 ? 0 : KVT_E_UNSUPPORTED;
+    return level == KVT_LEVEL_DEFAULT || group->uniform[level] != NULL ? 0 : KVT_E_UNSUPPORTED;
 }
 
 static int pages_check(const struct kvt_pool *pool, struct kvt_session_mgr_opts *opts)
@@ -46,6 +46,7 @@ static int pages_check(const struct kvt_pool *pool, struct kvt_session_mgr_opts 
 static int opts_read(const struct kvt_session_mgr_opts *from, const struct kvt_ns *ns,
                      const struct kvt_pool *pool, struct kvt_session_mgr_opts *opts)
 {
+    const struct kvt_shape_group *group = &ns->shape->groups[0];
     memset(opts, 0, sizeof(*opts));
     if (from != NULL && from->struct_size != sizeof(*from))
         return KVT_E_VERSION;
@@ -54,11 +55,11 @@ static int opts_read(const struct kvt_session_mgr_opts *from, const struct kvt_n
     opts->struct_size = sizeof(*opts);
     int rc = pages_check(pool, opts);
     if (rc == 0)
-        rc = level_check(ns->shape, opts->level);
+        rc = level_check(group, opts->level);
     if (rc != 0)
         return rc;
     if (opts->window_level == KVT_LEVEL_DEFAULT)
-        opts->window_level = ns->shape->record_bytes[KVT_LEVEL_KV8] ? KVT_LEVEL_KV8 : KVT_LEVEL_RAW;
+        opts->window_level = group->uniform[KVT_LEVEL_KV8] ? KVT_LEVEL_KV8 : KVT_LEVEL_RAW;
     if (opts->window_level != KVT_LEVEL_KV8 && opts->window_level != KVT_LEVEL_RAW)
         return KVT_E_INVAL;
     if (opts->window_tokens == 0)
@@ -72,7 +73,7 @@ static int opts_read(const struct kvt_session_mgr_opts *from, const struct kvt_n
     if (opts->sessions_max > SESSIONS_LIMIT || opts->tokens_max > TOKENS_LIMIT ||
         opts->blocks_max > BLOCKS_LIMIT)
         return KVT_E_INVAL;
-    return level_check(ns->shape, opts->window_level);
+    return level_check(group, opts->window_level);
 }
 
 static int shape_check(const struct kvt_ns *ns, const struct kvt_pool *pool)
@@ -81,18 +82,18 @@ static int shape_check(const struct kvt_ns *ns, const struct kvt_pool *pool)
         return KVT_E_INVAL;
     if (ns->shape != pool->shape)
         return KVT_E_LAYOUT;
-    const struct kvt_layout *layout = &ns->shape->layout;
-    for (uint32_t i = 1; i < layout->part_count; i++)
-        if (layout->parts[i].group != layout->parts[0].group)
-            return KVT_E_UNSUPPORTED;
-    return 0;
+    return ns->shape->group_count == 1 && ns->shape->groups[0].kind == KVT_GROUP_FULL
+               ? 0
+               : KVT_E_UNSUPPORTED;
 }
 
-/* Whether a block is stored twice: at the window's level, then at a coarser one. */
+/* Whether a block is stored twice: at the window's level, then at a coarser one. (Of a group of MLA
+ * rows kv4 comes to kv8.) */
 static bool two_steps(const struct kvt_ns *ns, const struct kvt_session_mgr_opts *opts)
 {
     int level = opts->level != KVT_LEVEL_DEFAULT ? opts->level : ns->cache->settings->level;
-    return level < opts->window_level && ns->shape->record_bytes[level] != 0;
+    const struct kvt_map *map = ns->shape->groups[0].uniform[level];
+    return map != NULL && map->level < opts->window_level;
 }
 
 /* ---- open and close ------------------------------------------------------------------------ */
@@ -157,7 +158,7 @@ int kvt_session_mgr_open(struct kvt_ns *ns, struct kvt_pool *pool,
     mgr->ns = ns;
     mgr->pool = pool;
     mgr->opts = use;
-    mgr->block_tokens = ns->shape->layout.block_tokens;
+    mgr->block_tokens = ns->shape->groups[0].block_tokens;
     mgr->session_blocks = (use.tokens_max + mgr->block_tokens - 1) / mgr->block_tokens;
     mgr->two_steps = two_steps(ns, &use);
     mgr->node_max = use.blocks_max;

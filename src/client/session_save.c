@@ -65,7 +65,7 @@ struct kvt_key kvt_session_key(const struct kvt_session_mgr *mgr, const uint8_t 
 {
     struct kvt_key key = {.hash_len = KVT_HASH_BYTES_MAX, .shard = mgr->opts.shard};
     memcpy(key.hash, hash, sizeof(key.hash));
-    key.group = mgr->ns->shape->layout.parts[0].group;
+    key.group = mgr->ns->shape->groups[0].group;
     return key;
 }
 
