@@ -107,6 +107,7 @@ static void store_params(struct kvt_cache *cache, struct kvt_store_params *param
     params->write_queue_bytes = settings->write_queue;
     params->write = settings->write;
     params->pin_bytes_max = settings->pin_max;
+    params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
     params->seed = kvt_rng_seed_os();
     params->clock = cache->clock;
     params->log = cache->log;

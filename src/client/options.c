@@ -60,6 +60,8 @@ static const struct kvt_option options[] = {
      "O_DIRECT: auto (where a probe proves it), on (required), off"},
     {"pin", T_PIN, AT(pin), "auto", NULL, 0, 0,
      "lock dram in physical memory: auto (when a GPU pool needs it), required (always), off"},
+    {"scrub", T_SIZE, AT(scrub), "8MiB", "off", 64 * KIB, TIB,
+     "cold records read back and verified when nobody asks for anything, bytes a second; off"},
     {"load_deadline", T_DEADLINE, AT(load_deadline), "none", "none", 0, INT64_MAX,
      "time that a load may take unless it says otherwise; none: as long as it takes"},
     {"requests_max", T_COUNT, AT(requests_max), "256", NULL, 1, 65536,

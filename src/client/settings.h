@@ -32,6 +32,7 @@ struct kvt_settings {
     uint64_t requests_max;
     uint64_t request_blocks_max;
     uint64_t gpu_ctas, gpu_store_ctas;
+    uint64_t scrub;         /* bytes a second; KVT_AUTO: off */
     uint64_t gpu_pace;      /* record bytes a second; KVT_AUTO: as fast as it goes */
     uint64_t load_deadline; /* ns; KVT_AUTO: none */
     int level;              /* enum kvt_level */

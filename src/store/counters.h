@@ -66,6 +66,11 @@
     X(recovered_no_room, "recover.no_room", "records at open beyond the index capacity")          \
     X(pin_refused, "pin.refused", "pins refused by the pin budget")                               \
     X(flushes, "flush.count", "flushes completed")                                                \
+    X(scrub_records, "scrub.records", "cold records read back from disk and verified")            \
+    X(scrub_bytes, "scrub.bytes", "bytes of them")                                                \
+    X(scrub_bad, "scrub.bad", "of them, records dropped: damaged, or not to be read")             \
+    X(scrub_read_fail, "scrub.read_fail", "of them, records that could not be read")              \
+    X(scrub_passes, "scrub.passes", "walks over all records that came to their end")              \
     X(bad_messages, "message.bad", "malformed messages from clients")                             \
     X(off_requests, "off.requests", "requests answered while switched off")
 

@@ -36,6 +36,7 @@ static void destroy(struct kvt_store *store)
         free(store->disks[i].pinned);
         kvt_drain_destroy(&store->disks[i]);
     }
+    kvt_scrub_destroy(store);
     kvt_purges_destroy(store);
     kvt_writes_destroy(store);
     kvt_loads_destroy(store);
@@ -147,6 +148,7 @@ int64_t kvt_store_run(struct kvt_store *store)
     next_run = KVT_MIN(next_run, kvt_later_run(store));
     next_run = KVT_MIN(next_run, kvt_writes_run(store));
     kvt_flushes_run(store);
+    next_run = KVT_MIN(next_run, kvt_scrub_run(store));
     kvt_room_sweep(store);
     if (kvt_purges_run(store) || store->sweep_on)
         next_run = kvt_store_now(store);

@@ -30,8 +30,9 @@ struct kvt_store_params {
     uint64_t write_queue_bytes; /* blocks waiting for L2; more are dropped and counted */
     int write;                  /* enum kvt_write for stores that do not say; 0: through */
     uint64_t pin_bytes_max;
-    uint32_t blocks_max; /* index capacity, L1 and L2 together; 0: derived from the caps as
-                            namespaces open (the index grows at open time only) */
+    uint64_t scrub_bytes_per_s; /* of cold records read back and verified when idle; 0: none */
+    uint32_t blocks_max;        /* index capacity, L1 and L2 together; 0: derived from the caps as
+                                   namespaces open (the index grows at open time only) */
     uint32_t root_count;
     struct kvt_store_root roots[KVT_STORE_ROOTS_MAX];
     uint64_t seed;    /* fingerprint secret and others */

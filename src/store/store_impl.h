@@ -141,6 +141,19 @@ struct kvt_store_purge {
     struct kvt_journal_item *items;
 };
 
+struct kvt_store_scrub { /* store_scrub.c */
+    struct kvt_l2_read read;
+    uint8_t *buffer;
+    uint32_t buffer_bytes;
+    uint32_t cursor; /* next entry to look at; 0: a pass is about to begin */
+    uint32_t entry;  /* being read: as it was at the start */
+    struct kvt_fp fp;
+    uint32_t root;
+    bool busy, ended;
+    int64_t due_ns;  /* not before */
+    int64_t pass_ns; /* the pass began */
+};
+
 struct kvt_store {
     struct kvt_store_params params;
     struct kvt_index index;
@@ -191,6 +204,7 @@ struct kvt_store {
     uint32_t reads_going;
     uint32_t prefetch_going;
 
+    struct kvt_store_scrub scrub;
     struct kvt_store_flush flushes[KVT_STORE_FLUSHES];
     struct kvt_store_purge purges[KVT_STORE_PURGES];
     struct kvt_journal_item *purge_items;
@@ -333,6 +347,14 @@ bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries);
 void kvt_writes_lost(struct kvt_store *store, uint32_t slot);
 void kvt_writes_lost_all(struct kvt_store *store);
 int64_t kvt_later_run(struct kvt_store *store);
+
+/* ---- store_scrub.c */
+/* Records may be that long now. */
+__attribute__((warn_unused_result)) int kvt_scrub_grow(struct kvt_store *store,
+                                                       uint32_t record_bytes);
+void kvt_scrub_destroy(struct kvt_store *store);
+/* Returns the next time to run. */
+int64_t kvt_scrub_run(struct kvt_store *store);
 
 /* ---- store_reinsert.c */
 __attribute__((warn_unused_result)) int kvt_drain_init(struct kvt_store_disk *disk);

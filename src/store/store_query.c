@@ -74,6 +74,8 @@ void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct k
     if (number >= 0) {
         int err = kvt_drains_grow(store, largest);
 
+        if (!err)
+            err = kvt_scrub_grow(store, largest);
         number = err ? err : number;
     }
     reply = kvt_reply_begin(store, msg, sizeof(*reply));

@@ -57,6 +57,7 @@ static int start(struct rig *rig)
         .staging_bytes = o->staging_bytes,
         .write_queue_bytes = o->write_queue_bytes,
         .pin_bytes_max = o->pin_bytes_max,
+        .scrub_bytes_per_s = o->scrub_bytes_per_s,
         .blocks_max = o->blocks_max,
         .write = o->write,
         .root_count = rig->second ? 2

@@ -26,6 +26,7 @@ struct rig_options {
     uint64_t disk_real_bytes; /* what the medium holds; 0: more than the cap */
     uint64_t write_queue_bytes;
     uint64_t pin_bytes_max;
+    uint64_t scrub_bytes_per_s;
     uint32_t blocks_max;
     int write; /* enum kvt_write: the store's own policy */
     int collide;

@@ -63,14 +63,28 @@ static void defaults_are_what_the_table_says(void **state)
 {
     static const struct {
         const char *key, *value;
-    } expected[] = {
-        {"dram", "1GiB"},          {"disk", "none"},        {"disk_required", "no"},
-        {"level", "kv4"},          {"guard", "yes"},        {"threads", "auto"},
-        {"staging", "auto"},       {"write_queue", "auto"}, {"pin_max", "auto"},
-        {"io_threads", "4"},       {"write", "through"},    {"direct", "auto"},
-        {"load_deadline", "none"}, {"pin", "auto"},         {"io", "auto"},
-        {"io_register", "no"},     {"requests_max", "256"}, {"request_blocks_max", "32768"},
-        {"enabled", "yes"},        {"env", "yes"},          {"exclude_layers", "none"}};
+    } expected[] = {{"dram", "1GiB"},
+                    {"disk", "none"},
+                    {"disk_required", "no"},
+                    {"level", "kv4"},
+                    {"guard", "yes"},
+                    {"threads", "auto"},
+                    {"staging", "auto"},
+                    {"write_queue", "auto"},
+                    {"pin_max", "auto"},
+                    {"io_threads", "4"},
+                    {"write", "through"},
+                    {"direct", "auto"},
+                    {"load_deadline", "none"},
+                    {"scrub", "8MiB"},
+                    {"pin", "auto"},
+                    {"io", "auto"},
+                    {"io_register", "no"},
+                    {"requests_max", "256"},
+                    {"request_blocks_max", "32768"},
+                    {"enabled", "yes"},
+                    {"env", "yes"},
+                    {"exclude_layers", "none"}};
     struct kvt_config *config = fresh();
     (void)state;
     for (size_t i = 0; i < KVT_ARRAY_LEN(expected); i++)
@@ -100,6 +114,8 @@ static void good_values_read_back(void **state)
         {"io", "uring", "uring"},
         {"io", "auto", "auto"},
         {"io_register", "on", "yes"},
+        {"scrub", "16MiB", "16MiB"},
+        {"scrub", "off", "off"},
         {"write", "evict", "evict"},
         {"write", "idle", "idle"},
         {"write", "through", "through"},
