@@ -97,6 +97,17 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
  * compute: (n_tokens - 1) / block_tokens. "short" when 0. */
 size_t kvt_usable_blocks(uint32_t block_tokens, size_t n_tokens);
 
+/* What a pool in GPU memory waits for, on the device and without the CPU, before pages are read or
+ * written. A stream counts with what was queued on it before the call; an event must have been
+ * recorded before the call and not be recorded again until the request completes. Both are of the
+ * pool's device, in its primary context; handles of the driver API and of the runtime API are the
+ * same. */
+enum kvt_wait_for {
+    KVT_WAIT_FOR_NOTHING = 0,
+    KVT_WAIT_FOR_STREAM = 1, /* wait_for is a CUstream; NULL is the legacy default stream */
+    KVT_WAIT_FOR_EVENT = 2   /* wait_for is a CUevent */
+};
+
 struct kvt_store_opts {
     size_t struct_size;
     const struct kvt_key *parent; /* key of the block before keys[0]; NULL at the start */
@@ -105,6 +116,8 @@ struct kvt_store_opts {
     int exact;                    /* 1: raw whatever the level */
     int cool;  /* 1: take the place of a better record: the block has left its window */
     int write; /* enum kvt_write: when the blocks go to disk; DEFAULT: as configured */
+    int wait;  /* enum kvt_wait_for: what makes the pages ready; pools in GPU memory only */
+    void *wait_for;
 };
 /* struct_size of callers whose struct ends before `cool`: accepted, what is not there is 0. */
 #define KVT_STORE_OPTS_SIZE_0 32u
@@ -120,7 +133,8 @@ struct kvt_store_opts {
  * far below that of the levels that blocks cool to; a page of 6 bits or less is never coded again.
  * Thread:  any. Blocks: never. Allocates: never.
  * Returns: 0 accepted, *out is owned until kvt_req_free(); -EAGAIN queue full; KVT_E_LAYOUT the
- *          pool does not match the namespace; KVT_E_INVAL. A refused call completes never. */
+ *          pool does not match the namespace; KVT_E_INVAL also: wait on a pool in host memory;
+ *          KVT_E_DEVICE the stream or event was refused. A refused call completes never. */
 int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
               const uint32_t *ids, size_t n, const struct kvt_store_opts *opts,
               struct kvt_req **out);
@@ -129,7 +143,11 @@ struct kvt_load_opts {
     size_t struct_size;
     int64_t deadline_ns; /* from now; 0: the configured default; < 0: none */
     int min_level;       /* enum kvt_level; DEFAULT accepts any */
+    int wait;            /* as in kvt_store_opts: pages are not written before */
+    void *wait_for;
 };
+/* struct_size of callers whose struct ends before `wait`. */
+#define KVT_LOAD_OPTS_SIZE_0 24u
 
 /* Queue the load of n blocks into pool pages. Same rules as kvt_store(); pages are written until
  * completion, and only pages whose status is 0 hold what the level promises: the others are

@@ -366,6 +366,22 @@ void kvt_lane_push(struct kvt_cache *cache, struct kvt_block *block, int kind)
     pthread_cond_signal(&lane->work);
 }
 
+int kvt_lane_wait_for(struct kvt_req *req, int wait, void *handle)
+{
+    if (wait == KVT_WAIT_FOR_NOTHING)
+        return 0;
+    struct kvt_lane *lane = req->pool->gpu->lane;
+    req->gpu_event = handle;
+    if (wait == KVT_WAIT_FOR_STREAM) {
+        req->gpu_event = lane->events[req->index];
+        int rc = kvt_gpu_event_record(lane->gpu, req->gpu_event, handle);
+        if (rc != 0)
+            return rc;
+    }
+    req->gpu_wait = KVT_WAIT_DUE;
+    return 0;
+}
+
 bool kvt_lane_offline(const struct kvt_pool *pool)
 {
     return pool->gpu != NULL && kvt_gpu_offline(pool->gpu->lane->gpu) != 0;

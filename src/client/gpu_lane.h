@@ -22,6 +22,10 @@ void kvt_lane_push(struct kvt_cache *cache, struct kvt_block *block, int kind);
 /* Whether the pool's device is lost: requests on it end with KVT_E_DEVICE. Any thread. */
 bool kvt_lane_offline(const struct kvt_pool *pool);
 
+/* Before a request is submitted: its blocks wait for an engine's stream or event (enum
+ * kvt_wait_for). Any thread, not locked. 0; KVT_E_DEVICE. */
+int kvt_lane_wait_for(struct kvt_req *req, int wait, void *handle);
+
 /* Join the threads, unpin the arena, close the devices. Not locked; nothing is in flight. */
 void kvt_lanes_close(struct kvt_cache *cache);
 

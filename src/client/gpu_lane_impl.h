@@ -35,6 +35,7 @@ struct kvt_lane {
     int device;
     pthread_t thread;
     bool thread_runs;
+    void **events;                 /* one per request, for streams that it waits for */
     struct kvt_lane_stage *stages; /* under cache->gpu_lock */
 
     /* under the cache's lock */

@@ -44,6 +44,9 @@ static int pin_arena(struct kvt_lane *lane, char *reason, size_t len)
 
 static void lane_free(struct kvt_lane *lane)
 {
+    for (size_t i = 0; lane->events != NULL && i < lane->cache->settings->requests_max; i++)
+        kvt_gpu_event_free(lane->gpu, lane->events[i]);
+    free(lane->events);
     kvt_gpu_close(lane->gpu);
     pthread_cond_destroy(&lane->work);
     free(lane);
@@ -66,11 +69,26 @@ static struct kvt_lane *lane_make(struct kvt_cache *cache, int device)
     return lane;
 }
 
+/* An event for every request that can exist: none is made on the data path. */
+static int events_make(struct kvt_lane *lane)
+{
+    size_t count = lane->cache->settings->requests_max;
+    int rc = 0;
+    lane->events = calloc(count, sizeof(*lane->events));
+    if (lane->events == NULL)
+        return -ENOMEM;
+    for (size_t i = 0; i < count && rc == 0; i++)
+        rc = kvt_gpu_event_new(lane->gpu, &lane->events[i]);
+    return rc;
+}
+
 static int lane_start(struct kvt_lane *lane)
 {
     char name[16];
     (void)snprintf(name, sizeof(name), "kvt-gpu-%d", lane->device % 1000);
-    int rc = kvt_thread_start(&lane->thread, name, kvt_lane_main, lane);
+    int rc = events_make(lane);
+    if (rc == 0)
+        rc = kvt_thread_start(&lane->thread, name, kvt_lane_main, lane);
     if (rc != 0)
         return rc;
     lane->thread_runs = true;

@@ -260,6 +260,26 @@ static int refuse(struct kvt_cache *cache, int code)
 
 /* ---- stores and loads ---------------------------------------------------------------------- */
 
+/* A request that was taken and shall not be: nobody knows it yet. */
+static void req_untake(struct kvt_req *req)
+{
+    struct kvt_cache *cache = req->cache;
+    pthread_mutex_lock(&cache->lock);
+    cache->callers--;
+    req->ns->refs--;
+    req->pool->refs--;
+    req_put(cache, req);
+    pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+static int wait_check(const struct kvt_pool *pool, int wait)
+{
+    if (wait < KVT_WAIT_FOR_NOTHING || wait > KVT_WAIT_FOR_EVENT)
+        return KVT_E_INVAL;
+    return wait != KVT_WAIT_FOR_NOTHING && pool->gpu == NULL ? KVT_E_INVAL : 0;
+}
+
 /* The options as this version knows them: a caller's shorter struct is filled up with zeroes. */
 static int store_opts_read(const struct kvt_store_opts *from, struct kvt_store_opts *opts)
 {
@@ -334,12 +354,19 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
         rc = store_opts_read(opts, &use);
     if (rc == 0)
         rc = store_opts_check(&ask, &use);
+    if (rc == 0)
+        rc = wait_check(pool, use.wait);
     if (rc != 0)
         return refuse(ns->cache, rc);
     rc = req_take(&ask, &req);
     if (rc != 0)
         return rc;
     req_fill(req, &ask);
+    rc = kvt_lane_wait_for(req, use.wait, use.wait_for);
+    if (rc != 0) {
+        req_untake(req);
+        return rc;
+    }
     req->first_pos = use.first_pos;
     req->cool = use.cool != 0;
     req->write = (uint8_t)use.write;
@@ -348,6 +375,20 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
     set_levels(req, &use);
     *out = req;
     req_submit(req);
+    return 0;
+}
+
+static int load_opts_read(const struct kvt_load_opts *from, struct kvt_load_opts *opts)
+{
+    memset(opts, 0, sizeof(*opts));
+    if (from == NULL)
+        return 0;
+    if (from->struct_size == sizeof(*opts))
+        *opts = *from;
+    else if (from->struct_size == KVT_LOAD_OPTS_SIZE_0)
+        memcpy(opts, from, offsetof(struct kvt_load_opts, wait));
+    else
+        return KVT_E_VERSION;
     return 0;
 }
 
@@ -364,26 +405,31 @@ static int64_t deadline_at(const struct kvt_req *req, int64_t from_now)
 int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
              const uint32_t *ids, size_t n, const struct kvt_load_opts *opts, struct kvt_req **out)
 {
-    static const struct kvt_load_opts defaults = {.struct_size = sizeof(defaults)};
+    struct kvt_load_opts use;
     struct ask ask = {ns, pool, keys, ids, n, KVT_REQ_LOAD};
     struct kvt_req *req;
     if (ns == NULL || out == NULL)
         return KVT_E_INVAL;
-    if (opts == NULL)
-        opts = &defaults;
     int rc = ask_check(&ask);
-    if (rc == 0 && opts->struct_size != sizeof(*opts))
-        rc = KVT_E_VERSION;
-    if (rc == 0 && (opts->min_level < KVT_LEVEL_DEFAULT || opts->min_level > KVT_LEVEL_RAW))
+    if (rc == 0)
+        rc = load_opts_read(opts, &use);
+    if (rc == 0 && (use.min_level < KVT_LEVEL_DEFAULT || use.min_level > KVT_LEVEL_RAW))
         rc = KVT_E_INVAL;
+    if (rc == 0)
+        rc = wait_check(pool, use.wait);
     if (rc != 0)
         return refuse(ns->cache, rc);
     rc = req_take(&ask, &req);
     if (rc != 0)
         return rc;
     req_fill(req, &ask);
-    req->deadline_ns = deadline_at(req, opts->deadline_ns);
-    req->min_level = (uint8_t)opts->min_level;
+    rc = kvt_lane_wait_for(req, use.wait, use.wait_for);
+    if (rc != 0) {
+        req_untake(req);
+        return rc;
+    }
+    req->deadline_ns = deadline_at(req, use.deadline_ns);
+    req->min_level = (uint8_t)use.min_level;
     *out = req;
     req_submit(req);
     return 0;

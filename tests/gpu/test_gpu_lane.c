@@ -483,6 +483,117 @@ static void test_cancel_and_close(void **state)
     assert_nothing_left();
 }
 
+/* The engine writes its pages late, on its own stream: a store that waits for the stream, or for an
+ * event of it, has them; a load that waits comes after the engine's last use of the page. */
+static void test_engine_order(void **state)
+{
+    struct api api;
+    struct kvt_key keys[8];
+    uint32_t ids[8];
+    struct kvt_req *req;
+    kvt_cu_event event;
+    (void)state;
+    start(&api, &small, "dram=16MiB,threads=1", false);
+    api_open(&api);
+    for (int round = 0; round < 20; round++) {
+        struct kvt_store_opts store = {.struct_size = sizeof(store)};
+        struct kvt_load_opts load = {.struct_size = sizeof(load)};
+        uint64_t seed = 100 * (uint64_t)(round + 1);
+        api_poison(&api);
+        for (uint32_t i = 0; i < 8; i++) {
+            api_fill(&api, i, seed + i, API_SMOOTH);
+            keys[i] = api_key(seed + i);
+            ids[i] = i;
+        }
+        memcpy(api.back, api.mirror, api.bytes);
+        api_enter(&api);
+        assert_int_equal(api.cuda.copy_to_device_async(api.memory, api.back, api.bytes, api.stream),
+                         0);
+        assert_int_equal(api.cuda.event_create(&event, 0), 0);
+        assert_int_equal(api.cuda.event_record(event, api.stream), 0);
+        api_leave(&api);
+        assert_int_equal(kvt_pool_reset_origin(api.pool, ids, 8), 0);
+        store.wait = round % 2 ? KVT_WAIT_FOR_STREAM : KVT_WAIT_FOR_EVENT;
+        store.wait_for = round % 2 ? api.stream : event;
+        assert_int_equal(kvt_store(api.ns, api.pool, keys, ids, 8, &store, &req), 0);
+        assert_int_equal(kvt_req_wait(req, -1), 1);
+        for (uint32_t i = 0; i < 8; i++)
+            assert_int_equal(kvt_req_status(req, NULL)[i], 0);
+        kvt_req_free(req);
+        /* The load waits for what overwrites its pages. */
+        uint8_t *poison = malloc(api.bytes);
+        assert_non_null(poison);
+        memset(poison, 0x77, api.bytes);
+        api_enter(&api);
+        assert_int_equal(api.cuda.copy_to_device_async(api.memory, poison, api.bytes, api.stream),
+                         0);
+        api_leave(&api);
+        load.wait = KVT_WAIT_FOR_STREAM;
+        load.wait_for = api.stream;
+        assert_int_equal(kvt_load(api.ns, api.pool, keys, ids, 8, &load, &req), 0);
+        assert_int_equal(kvt_req_wait(req, -1), 1);
+        kvt_req_free(req);
+        memset(api.mirror, 0x77, api.bytes);
+        for (uint32_t i = 0; i < 8; i++) {
+            api_fill(&api, i, seed + i, API_SMOOTH);
+            (void)api_coded(&api, i, i == 0 ? KVT_LEVEL_RAW : KVT_LEVEL_KV4);
+        }
+        assert_true(api_same(&api));
+        free(poison);
+        api_enter(&api);
+        assert_int_equal(api.cuda.event_destroy(event), 0);
+        api_leave(&api);
+    }
+    api_free(&api);
+    assert_nothing_left();
+}
+
+static void test_wait_refusals(void **state)
+{
+    struct api api;
+    struct kvt_pool *host;
+    struct kvt_key key = api_key(5);
+    uint32_t id = 0;
+    struct kvt_req *req;
+    struct kvt_store_opts store = {.struct_size = sizeof(store), .wait = 3};
+    struct kvt_load_opts load = {.struct_size = sizeof(load), .wait = -1};
+    (void)state;
+    start(&api, &small, "dram=16MiB,threads=1", false);
+    api_open(&api);
+    assert_int_equal(kvt_store(api.ns, api.pool, &key, &id, 1, &store, &req), KVT_E_INVAL);
+    assert_int_equal(kvt_load(api.ns, api.pool, &key, &id, 1, &load, &req), KVT_E_INVAL);
+    assert_int_equal(kvt_pool_register(api.cache, &api.layout, &api.host_desc, &host), 0);
+    store.wait = load.wait = KVT_WAIT_FOR_STREAM;
+    assert_int_equal(kvt_store(api.ns, host, &key, &id, 1, &store, &req), KVT_E_INVAL);
+    assert_int_equal(kvt_load(api.ns, host, &key, &id, 1, &load, &req), KVT_E_INVAL);
+    kvt_pool_unregister(host);
+    store.wait_for = load.wait_for = api.stream;
+    fake->fail = "cuEventRecord";
+    fake->fail_result = 400; /* an invalid handle */
+    assert_int_equal(kvt_store(api.ns, api.pool, &key, &id, 1, &store, &req), KVT_E_DEVICE);
+    assert_int_equal(kvt_load(api.ns, api.pool, &key, &id, 1, &load, &req), KVT_E_DEVICE);
+    fake->fail = NULL;
+    assert_int_equal(api_stat(&api, "client.requests_held"), 0);
+    /* An event that is refused later: the request's blocks end, nobody stores what is not there. */
+    fill(&api, 1, 5, API_SMOOTH);
+    fake->fail = "cuStreamWaitEvent";
+    fake->fail_result = 400;
+    assert_int_equal(kvt_store(api.ns, api.pool, &key, &id, 1, &store, &req), 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    assert_int_equal(kvt_req_status(req, NULL)[0], KVT_E_DEVICE);
+    kvt_req_free(req);
+    fake->fail = NULL;
+    /* Callers of the version before have shorter options. */
+    load.struct_size = KVT_LOAD_OPTS_SIZE_0;
+    load.wait = 99;
+    assert_int_equal(kvt_load(api.ns, api.pool, &key, &id, 1, &load, &req), 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    assert_int_equal(kvt_req_status(req, NULL)[0], KVT_E_MISS);
+    kvt_req_free(req);
+    api_free(&api);
+    assert_nothing_left();
+}
+
 /* A pace holds: 40 blocks of 8 KiB a record at 1 MiB/s take some 0.2 s and more. */
 static void test_pace(void **state)
 {
@@ -515,6 +626,8 @@ int main(void)
         cmocka_unit_test_setup(test_passing_failures, reset),
         cmocka_unit_test_setup(test_corrupt_record, reset),
         cmocka_unit_test_setup(test_cancel_and_close, reset),
+        cmocka_unit_test_setup(test_engine_order, reset),
+        cmocka_unit_test_setup(test_wait_refusals, reset),
         cmocka_unit_test_setup(test_pace, reset),
     };
     return cmocka_run_group_tests(tests, load_fake, NULL);
