@@ -74,7 +74,7 @@ static int copies_rate(struct gpu_bench *b, size_t piece, size_t limit, int to_d
                        double *gbps)
 {
     double times[GPU_BENCH_REPS_MAX];
-    struct copies copies;
+    struct copies copies = {0};
     kvt_cu_stream stream;
     int rc = gpu_bench_check(b, b->gpu->cuda.stream_create(&stream, KVT_CU_STREAM_NON_BLOCKING, 0),
                              "stream");

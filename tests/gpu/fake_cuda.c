@@ -215,9 +215,19 @@ static int fake_cuEventCreate(kvt_cu_event *out, unsigned flags)
     return *out != NULL ? KVT_CU_OK : KVT_CU_OUT_OF_MEMORY;
 }
 
-static int fake_cuEventDestroy(kvt_cu_event event)
+/* A real driver lets go of an event once what is queued on it is over. */
+static int fake_cuEventDestroy(kvt_cu_event handle)
 {
+    struct event *event = handle;
     ENTER(1);
+    while (event->executed < event->issued && step()) {
+    }
+    for (struct stream *stream = streams; stream != NULL; stream = stream->next)
+        for (struct op *op = stream->head; op != NULL; op = op->next)
+            if (op->event == event) {
+                op->kind = OP_FILL; /* of nothing */
+                op->bytes = 0;
+            }
     free(event);
     fake_cuda.events--;
     return KVT_CU_OK;
