@@ -160,7 +160,20 @@ struct kvt_shape {
     struct kvt_shape_group groups[KVT_GROUPS_MAX];
 };
 
+/* How the maps of a group are chosen (choice.c). */
+struct kvt_choice {
+    pthread_mutex_t lock; /* everything below that is not atomic or constant */
+    _Atomic int judging;  /* relaxed: looked at again under the lock */
+    bool watched;         /* constant: there is something to choose */
+    uint8_t level;        /* that most heads are stored at, so far */
+    uint8_t *bounds;      /* packed: heads that are above it, excluded layers included */
+    uint8_t *fits;        /* packed: what the blocks judged so far need */
+    uint32_t judged, choices;
+    uint32_t coded, failed; /* since the last look */
+};
+
 struct kvt_ns_group {
+    struct kvt_choice choice;
     uint32_t handle; /* the store's, of this group */
     /* The newest; released by whoever replaces it, acquired by whoever looks for a map. */
     _Atomic(struct kvt_map_set *) maps;
@@ -324,6 +337,21 @@ void *kvt_msg_reserve(struct kvt_cache *cache, uint32_t bytes, uint16_t op, uint
 void kvt_msg_push(struct kvt_cache *cache, const void *msg);
 
 /* coding.c: what workers and GPU lanes share. */
+/* choice.c. A namespace's group; takes the bounds over, also when it fails (no memory). */
+bool kvt_choice_init(struct kvt_ns *ns, uint32_t index, uint8_t *bounds);
+void kvt_choice_free(struct kvt_ns *ns, uint32_t index);
+
+struct kvt_chosen { /* what came of looking at a block */
+    bool judged;
+    uint8_t level;  /* of most heads, when it rose; else 0 */
+    uint32_t heads; /* raised alone */
+};
+/* Look at a block that is about to be coded, while maps are being chosen. No lock held. */
+void kvt_choice_judge(const struct kvt_req *req, const struct kvt_block *block,
+                      struct kvt_chosen *out);
+/* A block was coded at a guarded level, or failed its map. */
+void kvt_choice_watch(const struct kvt_req *req, bool failed);
+
 enum kvt_outcome_kind { KVT_OUT_COMMIT, KVT_OUT_END, KVT_OUT_RETRY };
 
 struct kvt_outcome {
@@ -333,6 +361,7 @@ struct kvt_outcome {
     bool nonfinite;
     bool reorigin_dropped;
     bool late;
+    struct kvt_chosen chosen;
 };
 
 /* Whether the block may be coded now: *out is all zero but its kind. false: *out says why not

@@ -27,6 +27,9 @@
     X(store_logical, "client.store_logical_bytes", "engine bytes of the blocks committed")         \
     X(escalated, "store.escalated", "blocks that failed the guard and went a level up")            \
     X(escalated_raw, "store.escalated_raw", "of them, blocks that ended at raw")                   \
+    X(judged, "store.judged", "blocks looked at to choose level maps")                             \
+    X(chosen_heads, "store.heads_raised", "key heads raised alone above the level of their group") \
+    X(chosen_levels, "store.levels_raised", "times a group's level rose as a whole")               \
     X(map_full, "store.map_full", "blocks stored raw: no id left for a mixed map of that length")  \
     X(nonfinite, "store.nonfinite", "blocks stored raw: NaN, Inf or an overflowing scale")         \
     X(reorigin, "store.reorigin", "pages of lossy origin stored again, at kv8")                    \

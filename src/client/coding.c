@@ -83,6 +83,9 @@ static void store_end(struct kvt_cache *cache, struct kvt_block *block,
 {
     struct kvt_client_counters *counters = &cache->counters;
     counters->nonfinite += out->nonfinite && !block->lossy;
+    counters->judged += out->chosen.judged;
+    counters->chosen_heads += out->chosen.heads;
+    counters->chosen_levels += out->chosen.level != 0;
     counters->reorigin_dropped += out->reorigin_dropped;
     if (out->kind == KVT_OUT_COMMIT) {
         kvt_engine_move(cache, block, KVT_B_CODED);

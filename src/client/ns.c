@@ -59,10 +59,9 @@ static int maps_make(struct kvt_ns *ns)
             return -ENOMEM;
         kvt_map_bounds(group, ns->cache->settings, bounds);
         struct kvt_map_set *set = kvt_map_set_new(group, bounds);
-        free(bounds);
-        if (set == NULL)
-            return -ENOMEM;
         atomic_store_explicit(&ns->groups[i].maps, set, memory_order_release);
+        if (!kvt_choice_init(ns, i, bounds) || set == NULL)
+            return -ENOMEM;
     }
     return 0;
 }
@@ -88,8 +87,10 @@ static int groups_open(struct kvt_ns *ns, struct kvt_msg_ns_open *msg)
 
 void kvt_ns_free(struct kvt_ns *ns)
 {
-    for (uint32_t i = 0; i < ns->shape->group_count; i++)
+    for (uint32_t i = 0; i < ns->shape->group_count; i++) {
+        kvt_choice_free(ns, i);
         kvt_map_set_free(atomic_load_explicit(&ns->groups[i].maps, memory_order_relaxed));
+    }
     free(ns);
 }
 

@@ -19,17 +19,17 @@
 
 /* ---- stores -------------------------------------------------------------------------------- */
 
-static struct kvt_outcome store_block(struct kvt_cache *cache, const struct kvt_req *req,
-                                      struct kvt_block *block)
+static struct kvt_outcome encode_block(struct kvt_cache *cache, const struct kvt_req *req,
+                                       struct kvt_block *block)
 {
-    struct kvt_outcome out;
-    if (!kvt_coding_begin(cache, req, &out))
-        return out;
+    struct kvt_outcome out = {.kind = KVT_OUT_END};
     uint8_t *record = cache->channel.arena + block->arena_offset;
     uint8_t *payload = record + sizeof(struct kvt_record_header);
     uint32_t payload_bytes = block->map->payload_bytes;
     int rc = kvt_map_encode(block->map, kvt_req_group(req), &req->pool->desc, block->page, payload,
                             cache->settings->guard);
+    if (block->level < KVT_LEVEL_RAW && rc != KVT_E_NONFINITE)
+        kvt_choice_watch(req, rc == KVT_E_GUARD);
     if (rc == KVT_E_GUARD || rc == KVT_E_NONFINITE)
         return kvt_coding_escalate(req, block, rc);
     if (rc != 0) {
@@ -43,6 +43,19 @@ static struct kvt_outcome store_block(struct kvt_cache *cache, const struct kvt_
     block->checksum = kvt_record_checksum(record, block->record_bytes);
     header->checksum = block->checksum;
     out.kind = KVT_OUT_COMMIT;
+    return out;
+}
+
+static struct kvt_outcome store_block(struct kvt_cache *cache, const struct kvt_req *req,
+                                      struct kvt_block *block)
+{
+    struct kvt_outcome out;
+    struct kvt_chosen chosen;
+    if (!kvt_coding_begin(cache, req, &out))
+        return out;
+    kvt_choice_judge(req, block, &chosen);
+    out = encode_block(cache, req, block);
+    out.chosen = chosen;
     return out;
 }
 
