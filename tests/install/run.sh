@@ -2,7 +2,8 @@
 # Goal: what `make install` leaves behind is enough to build and run a program outside the tree.
 # Method: install into an empty prefix, and once below DESTDIR; build examples/remember.c by
 # pkg-config and by find_package; run both, the second time against the directory that the first
-# left; run the installed tool from its new place.   run.sh SOURCE_DIR BUILD_DIR
+# left; the same with examples/sessions.c, which must find in a second process what it computed in
+# the first; run the installed tool from its new place.   run.sh SOURCE_DIR BUILD_DIR
 set -euo pipefail
 
 source_dir=$1
@@ -31,7 +32,7 @@ export PKG_CONFIG_PATH LD_LIBRARY_PATH
 [ "$(pkg-config --modversion kvtier)" = "$("$prefix/bin/kvtier" --version | grep -o '[0-9.]*' | head -n 1)" ] ||
     fail "kvtier.pc and the tool disagree on the version"
 mkdir "$work/outside"
-cp "$source_dir/examples/remember.c" "$source_dir"/tests/install/{CMakeLists.txt,from_cxx.cpp} \
+cp "$source_dir"/examples/{remember,sessions}.c "$source_dir"/tests/install/{CMakeLists.txt,from_cxx.cpp} \
     "$work/outside"
 read -ra flags < <(pkg-config --cflags --libs kvtier)
 cc -std=c11 -Wall -Wextra -Werror -o "$work/by_pkg_config" "$work/outside/remember.c" "${flags[@]}"
@@ -45,6 +46,15 @@ cmake --build "$work/outside/build" >>"$work/log" 2>&1 || { cat "$work/log"; exi
 "$work/outside/build/remember" "$work/store" | tee "$work/second"
 grep -q 'found before: 2 blocks' "$work/second" || fail "blocks did not survive the process"
 "$work/outside/build/from_cxx"
+
+for run in 1 2; do
+    "$work/outside/build/sessions" "$work/talks" >"$work/talks.$run" || fail "examples/sessions.c fails"
+    tail -n 1 "$work/talks.$run"
+    grep -q ' 0 of them without a record (success)' "$work/talks.$run" || fail "sessions lost blocks"
+done
+grep -q '^turn 3 of 7: *296 tokens: .* 72 computed' "$work/talks.1" || fail "sessions computes too much"
+grep -q '^turn 0 of 0: *122 tokens: .* 112 from disk,  10 computed' "$work/talks.2" ||
+    fail "conversations did not survive the process"
 
 unset LD_LIBRARY_PATH # the tool must find what it needs by itself
 "$prefix/bin/kvtier" stat "$work/store" --json | tee "$work/stat"
