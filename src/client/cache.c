@@ -119,6 +119,7 @@ static void store_params(struct kvt_cache *cache, struct kvt_store_params *param
         numbers[params->root_count] = i;
         params->roots[params->root_count].io = cache->roots[i].io;
         params->roots[params->root_count].cap_bytes = cache->roots[i].cap_bytes;
+        params->roots[params->root_count].files_max = kvt_settings_files(settings);
         params->root_count++;
     }
 }

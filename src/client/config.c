@@ -4,20 +4,25 @@
  * only in kvt_config_apply_env().
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/checked.h"
 #include "client/options.h"
+#include "store/owner.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
 #define STAGING_AUTO_MAX (64 * MIB)
 #define WRITE_QUEUE_AUTO_MAX (256 * MIB)
 #define THREADS_AUTO_MAX 4u
+#define CACHE_FDS 8u   /* of a cache itself: what wakes its threads and its user */
+#define FILES_AUTO 64u /* segments of a root kept open, unless fds_max says otherwise */
 
 int kvt_config_new(struct kvt_config **out)
 {
@@ -155,6 +160,36 @@ static uint64_t usable_cpus(void)
     return count > 0 ? (uint64_t)count : 1;
 }
 
+/* Descriptors that roots with so many segments open take, the cache's own included. */
+static uint64_t fds_for(const struct kvt_settings *s, uint64_t files)
+{
+    return CACHE_FDS + s->disk_count * (files + KVT_STORE_ROOT_FDS_OTHER);
+}
+
+uint32_t kvt_settings_files(const struct kvt_settings *s)
+{
+    uint64_t least = fds_for(s, 0), rest = s->fds_max > least ? s->fds_max - least : 0;
+    return (uint32_t)KVT_MIN(rest / KVT_MAX(s->disk_count, 1u), (uint64_t)KVT_STORE_ROOT_FILES_MAX);
+}
+
+/* 0 or KVT_E_CONFIG_VALUE. Fewer than the roots need cannot be kept; "auto" takes them anyway. */
+static int resolve_fds(struct kvt_config *config)
+{
+    struct kvt_settings *s = &config->settings;
+    uint64_t least = fds_for(s, KVT_STORE_ROOT_FILES_MIN);
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    if (s->fds_max == KVT_AUTO) {
+        (void)getrlimit(RLIMIT_NOFILE, &limit);
+        s->fds_max = KVT_MAX(least, KVT_MIN(fds_for(s, FILES_AUTO), (uint64_t)limit.rlim_cur / 2));
+    }
+    if (s->fds_max < least)
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "fds_max: %" PRIu64 " are too few for %" PRIu32
+                                 " disk roots: they need %" PRIu64,
+                                 s->fds_max, s->disk_count, least);
+    return 0;
+}
+
 int kvt_settings_resolve(struct kvt_config *config)
 {
     struct kvt_settings *s = &config->settings;
@@ -179,5 +214,5 @@ int kvt_settings_resolve(struct kvt_config *config)
         s->write_queue = KVT_MIN(arena / 2, WRITE_QUEUE_AUTO_MAX);
     if (s->pin_max == KVT_AUTO)
         s->pin_max = s->dram / 2;
-    return 0;
+    return resolve_fds(config);
 }

@@ -54,6 +54,8 @@ static const struct kvt_option options[] = {
      "what moves the bytes: posix (threads), uring (io_uring), auto (measured at open)"},
     {"io_threads", T_COUNT, AT(io_threads), "4", NULL, 1, 16,
      "I/O threads of each root, where posix is used"},
+    {"fds_max", T_COUNT, AT(fds_max), "auto", "auto", 32, 4096,
+     "file descriptors of the cache; auto: 72 a root, at most half of the process's limit"},
     {"io_register", T_BOOL, AT(io_register), "no", NULL, 0, 1,
      "yes: register dram with io_uring, as far as the limit on locked memory lets it"},
     {"direct", T_SWITCH, AT(direct), "auto", NULL, 0, 0,

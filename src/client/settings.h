@@ -32,6 +32,7 @@ struct kvt_settings {
     uint64_t requests_max;
     uint64_t request_blocks_max;
     uint64_t gpu_ctas, gpu_store_ctas;
+    uint64_t fds_max;       /* descriptors of a cache */
     uint64_t scrub;         /* bytes a second; KVT_AUTO: off */
     uint64_t gpu_pace;      /* record bytes a second; KVT_AUTO: as fast as it goes */
     uint64_t load_deadline; /* ns; KVT_AUTO: none */
@@ -71,5 +72,8 @@ int kvt_config_apply_env(struct kvt_config *config, int *applied);
 /* Replace every "auto" by its value and check that the values fit together. 0 or
  * KVT_E_CONFIG_VALUE; kvt_config_error() has the sentence. */
 int kvt_settings_resolve(struct kvt_config *config);
+
+/* Segments that each root may keep open within fds_max. */
+uint32_t kvt_settings_files(const struct kvt_settings *settings);
 
 #endif

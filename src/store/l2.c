@@ -186,7 +186,10 @@ static int parts_alloc(struct kvt_l2 *l2)
 {
     const struct kvt_l2_params *params = &l2->params;
 
-    for (uint32_t i = 0; i < KVT_L2_FILES; i++)
+    l2->files = calloc(params->files_max, sizeof *l2->files);
+    if (!l2->files)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < params->files_max; i++)
         l2->files[i].file = -1;
     for (uint32_t i = 0; i < KVT_L2_WRITES; i++) {
         l2->batches[i].header =
@@ -227,6 +230,7 @@ static void parts_free(struct kvt_l2 *l2)
     free(l2->super.page);
     free(l2->erase.zeros);
     free(l2->read_ops);
+    free(l2->files);
     free(l2->segments);
     free(l2);
 }
@@ -249,6 +253,7 @@ int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_
         l2->params.batch_bytes_max = BATCH_BYTES_DEFAULT;
     if (!l2->params.reads_max)
         l2->params.reads_max = READS_DEFAULT;
+    l2->params.files_max = KVT_MIN(KVT_MAX(params->files_max, KVT_L2_FILES_MIN), KVT_L2_FILES_MAX);
     l2->oldest = l2->newest = KVT_L2_NONE;
     l2->super.file = l2->journal.file = -1;
     l2->prepare.slot = -1;

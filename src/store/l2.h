@@ -63,6 +63,9 @@ struct kvt_l2_read {
     bool alone; /* the log's: not merged with others, because that has failed */
 };
 
+#define KVT_L2_FILES_MIN 16u
+#define KVT_L2_FILES_MAX 120u
+
 struct kvt_l2_params {
     struct kvt_io *io; /* locked by the caller; borrowed until close */
     uint64_t cap_bytes;
@@ -71,6 +74,8 @@ struct kvt_l2_params {
     struct kvt_log log;
     uint32_t batch_bytes_max; /* 16 MiB; one append request is cut at this */
     uint32_t reads_max;       /* reads in flight; more are queued */
+    uint32_t files_max;       /* segments open at a time: 16 (also for 0) to 120; others are closed
+                                 and opened as needed */
     int drains;               /* the user moves records out of segments: rule 6 */
     int read_only;            /* fsck, stat: recover and visit, write nothing */
 

@@ -34,7 +34,6 @@
 #include "store/l2_survey.h"
 
 #define KVT_L2_WRITES 2u          /* batches in flight: rule 4 of l2.h */
-#define KVT_L2_FILES 16u          /* descriptors of segments kept open */
 #define KVT_L2_BATCH_RECORDS 255u /* their header fits 8 pages */
 #define KVT_L2_BATCH_HEADER_PAGES 8u
 #define KVT_L2_SEGMENTS_MIN 4u            /* open, ready, and two that hold something */
@@ -254,7 +253,7 @@ struct kvt_l2 {
     uint64_t sequence_upto; /* in use or promised to the store */
     bool closing;
 
-    struct kvt_l2_file files[KVT_L2_FILES];
+    struct kvt_l2_file *files; /* descriptors of segments kept open: params.files_max of them */
     uint64_t file_clock;
     struct kvt_l2_op *unsent_head, *unsent_tail;
     uint32_t ops_in_flight;

@@ -106,7 +106,7 @@ static bool slot_free(const struct kvt_l2 *l2, uint32_t segment)
 
     if (l2->segments[segment].slot >= 0)
         return true;
-    for (int i = 0; i < (int)KVT_L2_FILES; i++)
+    for (uint32_t i = 0; i < l2->params.files_max; i++)
         idle += !l2->files[i].refs;
     return idle > SLOTS_FOR_WRITES;
 }

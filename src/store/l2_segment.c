@@ -71,7 +71,7 @@ static int slot_for(struct kvt_l2 *l2)
 {
     int best = -EAGAIN;
 
-    for (int i = 0; i < (int)KVT_L2_FILES; i++) {
+    for (int i = 0; i < (int)l2->params.files_max; i++) {
         if (l2->files[i].refs)
             continue;
         if (l2->files[i].file < 0)
@@ -93,6 +93,20 @@ static void slot_close(struct kvt_l2 *l2, int slot)
     file->file = -1;
 }
 
+/* Close the descriptor that was used longest ago. False: all are in use, or closed. */
+static bool close_one(struct kvt_l2 *l2)
+{
+    int best = -1;
+
+    for (int i = 0; i < (int)l2->params.files_max; i++)
+        if (!l2->files[i].refs && l2->files[i].file >= 0 &&
+            (best < 0 || l2->files[i].used < l2->files[best].used))
+            best = i;
+    if (best >= 0)
+        slot_close(l2, best);
+    return best >= 0;
+}
+
 int kvt_l2_file_get(struct kvt_l2 *l2, uint32_t number, bool create)
 {
     struct kvt_l2_segment *segment = &l2->segments[number];
@@ -108,7 +122,12 @@ int kvt_l2_file_get(struct kvt_l2 *l2, uint32_t number, bool create)
             return slot;
         slot_close(l2, slot);
         kvt_l2_segment_name(number, name);
-        file = l2->io->ops->open(l2->io, name, create ? flags | KVT_IO_OPEN_CREATE : flags);
+        if (create)
+            flags |= KVT_IO_OPEN_CREATE;
+        file = l2->io->ops->open(l2->io, name, flags);
+        /* the process has none left: one of ours that rests is given for it */
+        if ((file == -EMFILE || file == -ENFILE) && close_one(l2))
+            file = l2->io->ops->open(l2->io, name, flags);
         if (file < 0)
             return file == -EAGAIN ? -EIO : file;
         l2->files[slot].file = file;
@@ -134,8 +153,8 @@ void kvt_l2_file_forget(struct kvt_l2 *l2, uint32_t number)
 
 void kvt_l2_files_close(struct kvt_l2 *l2)
 {
-    for (int i = 0; i < (int)KVT_L2_FILES; i++)
-        slot_close(l2, i);
+    for (uint32_t i = 0; l2->files && i < l2->params.files_max; i++)
+        slot_close(l2, (int)i);
 }
 
 /* Reserve the segment's space up to its full size, so that later writes find room and overwrite

@@ -17,10 +17,16 @@
 struct kvt_store;
 
 #define KVT_STORE_ROOTS_MAX 16u
+/* Descriptors of a root: segments, as many as its files_max says, and besides its directory, lock,
+ * event descriptor, ring, superblock, two journals and "stats". */
+#define KVT_STORE_ROOT_FILES_MIN 16u
+#define KVT_STORE_ROOT_FILES_MAX 120u
+#define KVT_STORE_ROOT_FDS_OTHER 8u
 
 struct kvt_store_root {
     struct kvt_io *io; /* locked; the store closes its log, the caller destroys the io after */
     uint64_t cap_bytes;
+    uint32_t files_max; /* segments open at a time; 0: the least */
 };
 
 struct kvt_store_params {

@@ -162,6 +162,9 @@ static void found(void *ctx, const struct kvt_entry *record, uint32_t segment, u
     link_parent(store, entry, ns, record);
 }
 
+static_assert(KVT_STORE_ROOT_FILES_MIN == KVT_L2_FILES_MIN, "as the log says");
+static_assert(KVT_STORE_ROOT_FILES_MAX == KVT_L2_FILES_MAX, "as the log says");
+
 static int open_root(struct kvt_store *store, uint32_t number)
 {
     const struct kvt_store_params *params = &store->params;
@@ -176,6 +179,7 @@ static int open_root(struct kvt_store *store, uint32_t number)
         .log = params->log,
         .batch_bytes_max = KVT_STORE_BATCH_BYTES_MAX,
         .reads_max = KVT_STORE_READS,
+        .files_max = params->roots[number].files_max,
         .found = found,
         .evicted = evicted,
         .may_evict = may_evict,

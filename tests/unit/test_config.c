@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -115,6 +116,8 @@ static void good_values_read_back(void **state)
         {"io", "auto", "auto"},
         {"io_register", "on", "yes"},
         {"scrub", "16MiB", "16MiB"},
+        {"fds_max", "32", "32"},
+        {"fds_max", "auto", "auto"},
         {"scrub", "off", "off"},
         {"write", "evict", "evict"},
         {"write", "idle", "idle"},
@@ -371,6 +374,33 @@ static void resolve(struct kvt_config *config, const char *text, int want)
     assert_int_equal(kvt_settings_resolve(config), want);
 }
 
+/* Every root gets its share of fds_max; too few are refused, but never by "auto". */
+static void descriptors_are_shared_out(void **state)
+{
+    struct rlimit old, low;
+    (void)state;
+    struct kvt_config *config = fresh();
+    resolve(config, "disk=/a:1GiB,fds_max=32", 0);
+    assert_int_equal(kvt_settings_files(&config->settings), 16);
+    resolve(config, "fds_max=72", 0);
+    assert_int_equal(kvt_settings_files(&config->settings), 56);
+    resolve(config, "fds_max=4096", 0);
+    assert_int_equal(kvt_settings_files(&config->settings), 120);
+    resolve(config, "disk=/b:1GiB,fds_max=55", KVT_E_CONFIG_VALUE);
+    assert_non_null(strstr(kvt_config_error(config), "fds_max"));
+    assert_non_null(strstr(kvt_config_error(config), "56"));
+    resolve(config, "fds_max=56", 0);
+    assert_int_equal(kvt_settings_files(&config->settings), 16);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    low = old;
+    low.rlim_cur = 20;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+    resolve(config, "fds_max=auto", 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(config->settings.fds_max, 56);
+    kvt_config_free(config);
+}
+
 static void auto_becomes_numbers_within_the_cap(void **state)
 {
     static const struct {
@@ -415,6 +445,7 @@ int main(void)
         cmocka_unit_test(bad_arguments_are_refused),
         cmocka_unit_test(the_environment_has_the_last_word_unless_forbidden),
         cmocka_unit_test(auto_becomes_numbers_within_the_cap),
+        cmocka_unit_test(descriptors_are_shared_out),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

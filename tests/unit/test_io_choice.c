@@ -79,6 +79,46 @@ static void every_backend_reads_what_any_wrote(void **state)
     }
 }
 
+/* C29: fds_max holds at every moment, whatever is read; more of them are used where it allows. */
+static void test_c29_descriptors_within_fds_max(void **state)
+{
+    static const char *const configs[] = {"io=posix,fds_max=32", "io=uring,fds_max=32",
+                                          "io=posix,fds_max=auto"};
+    char why[160];
+    unsigned most[KVT_ARRAY_LEN(configs)] = {0};
+    bool ring = kvt_io_uring_probe(why, sizeof(why)) == 0;
+
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(configs); i++) {
+        char config[128];
+        unsigned before = rig_open_fds();
+
+        if (i == 1 && !ring)
+            continue;
+        snprintf(config, sizeof(config), "dram=2MiB,staging=1MiB,%s", configs[i]);
+        set_up(config, "64MiB"); /* segments of 1 MiB */
+        for (uint64_t chain = 0; chain < 60; chain++) {
+            assert_int_equal(rig_store(&rig, 1 + chain * BLOCKS, BLOCKS, 0, NULL), BLOCKS);
+            assert_int_equal(kvt_flush(rig.cache), 0);
+            most[i] = KVT_MAX(most[i], rig_open_fds() - before);
+        }
+        for (uint64_t turn = 0; turn < 120; turn++) {
+            uint64_t chain = turn * 37 % 60;
+
+            (void)rig_load(&rig, 1 + chain * BLOCKS, BLOCKS, NULL); /* exact, or gone */
+            most[i] = KVT_MAX(most[i], rig_open_fds() - before);
+        }
+        assert_true(rig_stat(&rig, "load.granted_disk") > 60 * BLOCKS);
+        rig_close(&rig);
+        rig_free(&rig);
+        memset(&rig, 0, sizeof(rig));
+        printf("           %s: %u descriptors at most\n", configs[i], most[i]);
+        if (i < 2)
+            assert_true(most[i] <= 32);
+    }
+    assert_true(most[2] > 40);
+}
+
 /* In a child, where the kernel refuses a ring with `error`. */
 static int refused(int error)
 {
@@ -136,6 +176,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(every_backend_reads_what_any_wrote, tear_down),
+        cmocka_unit_test(test_c29_descriptors_within_fds_max),
         cmocka_unit_test(test_c41_posix_and_the_reason_in_stat),
     };
 

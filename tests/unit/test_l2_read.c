@@ -375,6 +375,76 @@ static void test_random_reads(void **state)
     io->ops->destroy(io);
 }
 
+/* The process is out of descriptors: one that rests is given up, and nothing is lost. */
+static void test_out_of_descriptors(void **state)
+{
+    static const int errors[] = {EMFILE, ENFILE};
+    struct kvt_io *io = fault_io_new(new_mem(), SEED);
+    static struct batch batch;
+    uint32_t ids[MANY];
+
+    (void)state;
+    open_over(io, CAP);
+    for (uint32_t i = 0; i < 80; i++) /* four fill a segment */
+        put_together(i, 1, 60);
+    for (size_t e = 0; e < KVT_ARRAY_LEN(errors); e++) {
+        for (uint32_t i = 0; i < 80; i++) {
+            struct fault_rule rule = {
+                .ops = FAULT_OPEN, .times = 1, .action = FAULT_FAIL, .error = errors[e]};
+
+            fault_io_clear(io);
+            assert_int_equal(fault_io_rule(io, &rule), 0);
+            ids[0] = i * 7 % 80;
+            read_all(&batch, ids, 1);
+            all_good(&batch);
+        }
+    }
+    fault_io_clear(io);
+    struct fault_rule rule = {.ops = FAULT_OPEN, .action = FAULT_FAIL, .error = EMFILE};
+    uint32_t failed = 0;
+    assert_int_equal(fault_io_rule(io, &rule), 0); /* for good: an error, not a hang */
+    for (ids[0] = 0; ids[0] < 80; ids[0]++) {
+        read_all(&batch, ids, 1);
+        failed += outcome(&batch, 0) == -EMFILE;
+    }
+    assert_true(failed > 5);
+    l2_env_close(&env);
+    io->ops->destroy(io);
+}
+
+/* As many segments open as params.files_max says, never fewer than 16. */
+static void test_descriptors_are_capped(void **state)
+{
+    static const uint32_t wanted[] = {0, 16, 40, 5000};
+    static const uint32_t caps[] = {16, 16, 40, KVT_L2_FILES_MAX};
+
+    (void)state;
+    for (size_t w = 0; w < KVT_ARRAY_LEN(wanted); w++) {
+        struct kvt_io *io = new_mem();
+        static struct batch batch;
+        uint32_t ids[MANY], open = 0;
+
+        l2_env_init(&env, CAP);
+        env.params.reads_max = MANY;
+        env.params.files_max = wanted[w];
+        assert_int_equal(l2_env_open(&env, io), 0);
+        for (uint32_t i = 0; i < 240; i++)
+            put_together(i, 1, 60);
+        for (uint32_t turn = 0; turn < 240; turn++) {
+            ids[0] = turn * 37 % 240;
+            read_all(&batch, ids, 1);
+            all_good(&batch);
+            open = 0;
+            for (uint32_t i = 0; i < env.l2->params.files_max; i++)
+                open += env.l2->files[i].file >= 0;
+            assert_true(open <= caps[w]);
+        }
+        assert_true(open > KVT_MIN(caps[w], 60u) / 2);
+        l2_env_close(&env);
+        io->ops->destroy(io);
+    }
+}
+
 /* Reads that were accepted finish when the log closes, each once. */
 static void test_close_finishes_merged_reads(void **state)
 {
@@ -412,6 +482,8 @@ int main(void)
         cmocka_unit_test(test_a_failed_request_is_split),
         cmocka_unit_test(test_all_fail),
         cmocka_unit_test(test_random_reads),
+        cmocka_unit_test(test_out_of_descriptors),
+        cmocka_unit_test(test_descriptors_are_capped),
         cmocka_unit_test(test_close_finishes_merged_reads),
     };
     int failed;
