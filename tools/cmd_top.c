@@ -213,7 +213,8 @@ static void add_space(struct kvt_top_view *view, const struct top *top)
 /* Counters that moved and stand nowhere above: a newer store may have more than we know. */
 static void add_others(struct kvt_top_view *view, const struct top *top)
 {
-    static const char *const shown[] = {"lookup.", "load.", "store.", "disk.", "dram.", "index."};
+    static const char *const shown[] = {"lookup.", "load.",  "store.", "disk.",
+                                        "dram.",   "index.", "writer."};
     const char *name;
     json_t *number;
     unsigned n = 0;

@@ -113,6 +113,8 @@ static void store_params(struct kvt_cache *cache, struct kvt_store_params *param
     params->log = cache->log;
     params->reply = kvt_owner_reply;
     params->reply_ctx = cache->owner;
+    params->stats_lines = kvt_stats_lines;
+    params->stats_ctx = cache;
     for (uint32_t i = 0; i < settings->disk_count; i++) {
         if (cache->roots[i].io == NULL)
             continue;

@@ -280,6 +280,7 @@ struct kvt_cache {
     TAILQ_HEAD(, kvt_ns) namespaces;
     TAILQ_HEAD(, kvt_pool) pools;
     struct kvt_client_counters counters;
+    struct kvt_client_counters counters_seen; /* the owner's copy, for the file "stats" */
     char gpu_state[256]; /* of the last pool registered in GPU memory, as a sentence */
 };
 
@@ -400,6 +401,11 @@ void kvt_requests_cancel_all(struct kvt_cache *cache); /* lock held */
 /* call.c: one round trip. The caller holds the lock; it is released while waiting. */
 int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle);
 int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max, uint32_t *count);
+
+/* ---- client_stats.c ------------------------------------------------------------------------ */
+
+/* kvt_store_params.stats_lines: our counters for the file "stats". Owner thread; never waits. */
+size_t kvt_stats_lines(void *cache, char *text, size_t room);
 
 /* ---- block queues -------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/checked.h"
 #include "client/client.h"
@@ -138,6 +139,32 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
     struct config_arg to = {fn, arg};
     kvt_config_each(cache->config, config_text, &to);
     return 0;
+}
+
+size_t kvt_stats_lines(void *arg, char *text, size_t room)
+{
+    struct kvt_cache *cache = arg;
+    struct kvt_client_counters *counters = &cache->counters_seen;
+    size_t at = 0;
+    /* The owner waits for nobody: where a caller is at work, the numbers of last time do. */
+    if (pthread_mutex_trylock(&cache->lock) == 0) {
+        *counters = cache->counters;
+        pthread_mutex_unlock(&cache->lock);
+    }
+#define KVT_X(field, name, help)                                   \
+    if (at < room) /* what is cut off at the end is not written */ \
+        at += (size_t)snprintf(text + at, room - at, "%s %" PRIu64 "\n", name, counters->field);
+    KVT_CLIENT_COUNTERS(KVT_X)
+#undef KVT_X
+    const char *state = atomic_load_explicit(&cache->enabled, memory_order_relaxed) ? "on" : "off";
+    struct timespec now; /* for people: the store's own clock counts from some boot */
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (at < room)
+        at += (size_t)snprintf(
+            text + at, room - at,
+            "writer.pid %d\nwriter.time_s %lld\ncodec.level %s\ncache.state %s\n", (int)cache->pid,
+            (long long)now.tv_sec, kvt_level_name(cache->settings->level), state);
+    return at < room ? at : 0;
 }
 
 struct find {

@@ -50,6 +50,10 @@ struct kvt_store_params {
      * the transport's problem. */
     void (*reply)(void *ctx, uint32_t client, const struct kvt_msg *msg);
     void *reply_ctx;
+    /* Lines "name value\n" of the client half for the statistics file; returns their bytes, less
+     * than room. Called by the owner, which must not wait in it. Optional. */
+    size_t (*stats_lines)(void *ctx, char *text, size_t room);
+    void *stats_ctx;
 };
 
 /* What is in a root's directory, before anything (even the lock) is written to it: 0 a store; 1

@@ -1,6 +1,6 @@
 /* Numbers: counters are kept where things happen, gauges are computed here. Also the file "stats"
- * in the first root: the last numbers as text lines "name value", for `kvtier stat` on a live
- * process.
+ * in the first root: the last numbers as text lines "name value", those of the client half behind
+ * the store's, for `kvtier stat` and `kvtier top` beside a live process.
  *
  * The file is one write of a fixed size, padded with newlines, at most every two seconds and only
  * when something has happened; it is written in place, so a reader may see a mixture of two states.
@@ -127,6 +127,9 @@ static void format(const struct kvt_store *store, struct kvt_store_statfile *sta
     KVT_STORE_COUNTERS(KVT_X)
     KVT_STORE_GAUGES(KVT_X)
 #undef KVT_X
+    if (store->params.stats_lines)
+        at += store->params.stats_lines(store->params.stats_ctx, statfile->text + at,
+                                        KVT_STORE_STATS_BYTES - at);
     memset(statfile->text + at, '\n', KVT_STORE_STATS_BYTES - at);
     statfile->activity = store->activity;
 }

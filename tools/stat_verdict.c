@@ -1,0 +1,222 @@
+/* Numbers into sentences: what `kvtier stat` answers an operator, and what to do about it.
+ *
+ * Rules stand in a table: a counter above zero, its sentence, its remedy. What needs more than one
+ * number is a function. A sentence never says more than the numbers do: they are sums since the
+ * process that wrote them has opened the cache.
+ * Threads: any; no state.
+ */
+#include "stat_verdict.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "cli.h"
+#include "client/client_counters.h"
+#include "stats_file.h"
+#include "store/counters.h"
+
+const char *kvt_stat_help(const char *name)
+{
+    static const struct {
+        const char *name, *help;
+    } all[] = {
+#define KVT_X(field, name, help) {name, help},
+        KVT_STORE_COUNTERS(KVT_X) KVT_STORE_GAUGES(KVT_X) KVT_CLIENT_COUNTERS(KVT_X)
+#undef KVT_X
+    };
+
+    for (size_t i = 0; i < KVT_ARRAY_LEN(all); i++)
+        if (!strcmp(all[i].name, name))
+            return all[i].help;
+    return NULL;
+}
+
+__attribute__((format(printf, 5, 6))) static void say(json_t *list, const char *question,
+                                                      const char *state, const char *remedy,
+                                                      const char *format, ...)
+{
+    char text[512];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    json_t *verdict =
+        json_pack("{s:s, s:s, s:s}", "question", question, "state", state, "text", text);
+    if (remedy)
+        json_object_set_new(verdict, "remedy", json_string(remedy));
+    json_array_append_new(list, verdict);
+}
+
+static const struct rule {
+    const char *counter, *question, *state, *text, *remedy;
+} rules[] = {
+    {"off.lookup_keys", "working", "note", "keys were asked for while the cache was switched off",
+     "unset enabled=no, or call kvt_enable()"},
+    {"client.refused_busy", "working", "warn", "requests were refused: too many at a time",
+     "raise requests_max or request_blocks_max"},
+    {"recover.no_room", "working", "warn", "records did not fit the index at open",
+     "raise the disk cap only with the memory for its index: 46 bytes a block"},
+    {"load.deadline", "paying", "warn", "blocks came later than their deadline and were computed",
+     "see 'kvtier doctor --dir' for the drive's speed; raise load_deadline, or dram"},
+    {"load.no_slot", "paying", "warn", "blocks were not loaded: no staging slot", "raise staging"},
+    {"store.dropped_dram", "paying", "warn",
+     "blocks were not stored: no room in DRAM could be freed", "raise dram"},
+    {"store.dropped_index", "paying", "warn", "blocks were not stored: the index was full",
+     "raise dram or the disk cap before the namespaces open"},
+    {"disk.dropped_queue", "paying", "warn", "blocks were not written: the write queue was full",
+     "raise write_queue, add a drive, or set write=evict"},
+    {"dram.evicted_lost", "paying", "note", "blocks left DRAM and were not on disk: lost",
+     "raise dram; give the cache a disk; or set write=through"},
+    {"store.lost", "paying", "warn", "blocks were lost: not written, and no DRAM to stay in",
+     "raise dram or staging"},
+    {"pin.refused", "paying", "note", "pins were refused by the pin budget", "raise pin_max"},
+    {"verify.checksum_fail", "safe", "warn",
+     "records did not verify; they were not used, and their blocks computed",
+     "'kvtier verify DIR' names what is still there; then look at the drive (smartctl -a), its "
+     "cable and the memory"},
+    {"client.load_corrupt", "safe", "warn",
+     "records did not verify where they were decoded; their pages were not used",
+     "memory or drive: run 'kvtier verify DIR' and a memory test"},
+    {"disk.read_fail", "safe", "warn", "reads failed; their blocks were computed",
+     "dmesg and smartctl -a tell of the drive"},
+    {"disk.write_fail", "safe", "warn", "writes failed", "dmesg and smartctl -a tell of the drive"},
+    {"disk.enospc", "safe", "warn", "writes found the file system full",
+     "free space there, or lower the cap: disk=DIR:SIZE"},
+    {"disk.dropped_error", "safe", "note", "blocks were not written because of that", NULL},
+    {"recover.bad", "safe", "note",
+     "segments, batches or entries were refused at open: unfinished or damaged",
+     "'kvtier fsck DIR', while no process owns it, tells which"},
+    {"index.collision", "safe", "warn", "keys had the fingerprint of another key",
+     "please report it"},
+    {"message.bad", "safe", "warn", "messages between client and store were malformed",
+     "a defect: please report it"},
+    {"client.bad_reply", "safe", "warn", "replies of the store made no sense",
+     "a defect: please report it"},
+    {"client.bad_move", "safe", "warn", "state transitions that must not happen",
+     "a defect: please report it"},
+};
+
+static void apply_rules(json_t *list, const json_t *counters, const char *question)
+{
+    for (size_t i = 0; i < KVT_ARRAY_LEN(rules); i++) {
+        uint64_t n = kvt_stats_value(counters, rules[i].counter);
+        if (n && !strcmp(rules[i].question, question))
+            say(list, question, rules[i].state, rules[i].remedy, "%" PRIu64 " %s", n,
+                rules[i].text);
+    }
+}
+
+static void judge_working(json_t *list, const struct kvt_stat_facts *facts)
+{
+    char used[32], max[32], held[32];
+    const char *state = json_string_value(json_object_get(facts->counters, "cache.state"));
+
+    if (facts->owner_pid)
+        say(list, "working", "ok", NULL, "process %" PRId64 " owns it%s%s", facts->owner_pid,
+            state ? "; the cache is " : "", state ? state : "");
+    else
+        say(list, "working", "note",
+            "start the engine; a second process on one directory runs without the disk",
+            "no process owns it now");
+    say(list, "working", "ok", NULL, "%" PRIu64 " blocks, %s; files %s of %s", facts->records,
+        kvt_human_bytes(facts->bytes, held), kvt_human_bytes(facts->bytes_used, used),
+        facts->bytes_max ? kvt_human_bytes(facts->bytes_max, max) : "an unknown cap");
+    if (facts->counters && !kvt_stats_value(facts->counters, "disk.direct"))
+        say(list, "working", "note", "'kvtier doctor --dir' says why",
+            "the disk is read and written through the page cache");
+    apply_rules(list, facts->counters, "working");
+}
+
+/* " (1,600 tokens)", or nothing where a block's length is not known. */
+static const char *tokens(const struct kvt_stat_facts *facts, uint64_t blocks, char *text,
+                          size_t room)
+{
+    text[0] = '\0';
+    if (facts->block_tokens)
+        snprintf(text, room, " (%" PRIu64 " tokens)", blocks * facts->block_tokens);
+    return text;
+}
+
+static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
+{
+    const json_t *c = facts->counters;
+    uint64_t keys = kvt_stats_value(c, "lookup.keys");
+    uint64_t dram = kvt_stats_value(c, "lookup.hits_dram");
+    uint64_t disk = kvt_stats_value(c, "lookup.hits_disk");
+    uint64_t loaded =
+        kvt_stats_value(c, "load.granted_dram") + kvt_stats_value(c, "load.granted_disk");
+    uint64_t stored = kvt_stats_value(c, "client.store_bytes");
+    uint64_t engine = kvt_stats_value(c, "client.store_logical_bytes");
+    uint64_t blocks = kvt_stats_value(c, "client.store_blocks");
+    char a[64], b[32], d[32];
+
+    if (!c) {
+        say(list, "paying", "note", "numbers come two seconds after the first request",
+            "nothing can be said: no process has left numbers here");
+        return;
+    }
+    if (!keys)
+        say(list, "paying", "note", "is the engine calling kvt_lookup()?",
+            "no key has been looked up yet");
+    else
+        say(list, "paying", dram + disk ? "ok" : "note",
+            dram + disk
+                ? NULL
+                : "the same prompts must come again, with the same model, settings and salt",
+            "%.1f %% of %" PRIu64 " keys were hits: %.1f %% in DRAM, %.1f %% on disk",
+            kvt_stats_percent(dram + disk, keys), keys, kvt_stats_percent(dram, keys),
+            kvt_stats_percent(disk, keys));
+    if (loaded)
+        say(list, "paying", "ok", NULL,
+            "%" PRIu64 " blocks%s were loaded instead of computed, %" PRIu64 " of them from disk",
+            loaded, tokens(facts, loaded, a, sizeof(a)), kvt_stats_value(c, "load.granted_disk"));
+    if (engine && stored)
+        say(list, "paying", "ok", NULL, "%s of the engine's cache were stored as %s: %.2f of it",
+            kvt_human_bytes(engine, b), kvt_human_bytes(stored, d),
+            (double)stored / (double)engine);
+    uint64_t escalated = kvt_stats_value(c, "store.escalated");
+    if (blocks && escalated > blocks / 2)
+        say(list, "paying", "warn",
+            "set a finer level (kv5, kv6 or kv8), which saves the attempt at the low one; 'kvtier "
+            "quality' compares them",
+            "%" PRIu64 " of %" PRIu64 " stored blocks were refused by the guard at the level asked "
+            "for",
+            escalated, blocks);
+    apply_rules(list, c, "paying");
+}
+
+static void judge_safe(json_t *list, const struct kvt_stat_facts *facts)
+{
+    size_t before;
+    uint64_t queued = kvt_stats_value(facts->counters, "disk.queue_blocks");
+
+    if (facts->recovered_bad)
+        say(list, "safe", "note", "'kvtier fsck DIR', while no process owns it, tells which",
+            "%" PRIu64 " segments, batches or entries on disk are unfinished or damaged",
+            facts->recovered_bad);
+    before = json_array_size(list);
+    apply_rules(list, facts->counters, "safe");
+    if (facts->counters && before == json_array_size(list))
+        say(list, "safe", "ok", NULL, "no record failed to verify, no read and no write failed");
+    if (facts->unreachable)
+        say(list, "safe", "note", NULL,
+            "%" PRIu64 " records have lost a block before them: no lookup reaches them",
+            facts->unreachable);
+    if (queued && facts->owner_pid)
+        say(list, "safe", "note", "kvt_flush() waits for them; a crash now would lose them",
+            "%" PRIu64 " blocks wait to be written", queued);
+}
+
+json_t *kvt_stat_verdicts(const struct kvt_stat_facts *facts)
+{
+    json_t *list = json_array();
+
+    judge_working(list, facts);
+    judge_paying(list, facts);
+    judge_safe(list, facts);
+    return list;
+}
