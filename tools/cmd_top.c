@@ -186,6 +186,7 @@ static void add_stores(struct kvt_top_view *view, const struct top *top)
     add_trouble(view, top, "dropped: gap before", "store.dropped_chain");
     add_trouble(view, top, "dropped: index full", "store.dropped_index");
     add_trouble(view, top, "not to disk: queue", "disk.dropped_queue");
+    add_trouble(view, top, "not to disk: no room", "disk.dropped_space");
     add_trouble(view, top, "not to disk: error", "disk.dropped_error");
     add_trouble(view, top, "lost: no dram, no disk", "store.lost");
     add_trouble(view, top, "disk full", "disk.enospc");

@@ -39,13 +39,14 @@
     X(checksum_fail, "verify.checksum_fail", "records whose bytes or key did not match")          \
     X(read_fail, "disk.read_fail", "reads that failed")                                           \
     X(write_fail, "disk.write_fail", "writes that failed")                                        \
-    X(enospc, "disk.enospc", "writes refused for lack of space")                                  \
+    X(enospc, "disk.enospc", "times there was no room on disk: segment, write, footer, journal")  \
     X(disk_written_blocks, "disk.written_blocks", "blocks written")                               \
     X(disk_written_bytes, "disk.written_bytes", "bytes written, headers and footers included")    \
     X(disk_read_blocks, "disk.read_blocks", "blocks read")                                        \
     X(disk_read_bytes, "disk.read_bytes", "bytes read for loads")                                 \
     X(disk_dropped_queue, "disk.dropped_queue", "blocks not written: the write queue was full")   \
-    X(disk_dropped_error, "disk.dropped_error", "blocks not written: error or no space")          \
+    X(disk_dropped_space, "disk.dropped_space", "blocks not written: no room on disk")            \
+    X(disk_dropped_error, "disk.dropped_error", "blocks not written: the write failed")           \
     X(disk_deferred, "disk.deferred", "blocks whose write was put off by their write policy")     \
     X(lost_deferred, "disk.lost_deferred", "blocks gone unwritten: evicted before their write")   \
     X(lost_queue, "disk.lost_queue", "blocks gone unwritten: the write queue had been full")      \
@@ -88,6 +89,8 @@
     X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                               \
     X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")                 \
     X(disk_blocks, "disk.blocks", "blocks on disk")                                          \
+    X(disk_segments, "disk.segments", "segments that hold blocks")                           \
+    X(disk_erases, "disk.erases_queued", "purged ranges not overwritten yet")                \
     X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")                \
     X(disk_queue_bytes, "disk.queue_bytes", "bytes waiting to be written")                   \
     X(disk_unsaved, "disk.unsaved_blocks", "blocks in DRAM that are on no disk, nor queued") \

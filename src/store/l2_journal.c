@@ -287,8 +287,12 @@ int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint
         rc = start_rewrite(l2);
     else
         rc = start_append(l2, items, count);
+    if (rc == -ENOSPC) {
+        l2->stats.enospc++;
+        return KVT_E_NO_SPACE;
+    }
     if (rc)
-        return rc == -ENOSPC ? KVT_E_NO_SPACE : rc;
+        return rc;
     journal->done = done;
     journal->ctx = ctx;
     journal->status = 0;

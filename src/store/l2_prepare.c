@@ -30,6 +30,13 @@ static void pause_writes(struct kvt_l2 *l2, int status, int64_t now)
     l2->pause_ns = KVT_MIN(l2->pause_ns * 2, (int64_t)KVT_L2_PAUSE_NS_MAX);
 }
 
+/* No segment is to be had: none can be made, and none may be recycled. */
+static void no_room(struct kvt_l2 *l2, int64_t now)
+{
+    l2->stats.enospc++;
+    pause_writes(l2, KVT_E_NO_SPACE, now);
+}
+
 /* One failure may be a bad spot and costs one segment's rest; a second one in a row is a bad drive:
  * wait, so that retrying does not evict everything. For lack of space the log goes on in segments
  * that have theirs, and pauses only when there is none. */
@@ -347,5 +354,5 @@ void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now)
     else if (again || busy || l2->open || l2->closed)
         l2->prepare.retry_ns = now + KVT_L2_RETRY_NS;
     else
-        pause_writes(l2, KVT_E_NO_SPACE, now);
+        no_room(l2, now);
 }

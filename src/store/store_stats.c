@@ -42,6 +42,9 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
             stats->disk_written_bytes = store->at_close.disk_written_bytes;
             stats->disk_bytes_max = store->at_close.disk_bytes_max;
             stats->disk_direct = store->at_close.disk_direct;
+            stats->disk_segments = store->at_close.disk_segments;
+            stats->disk_erases = store->at_close.disk_erases;
+            stats->enospc = store->at_close.enospc;
             return;
         }
         kvt_l2_stats(disk->l2, &l2);
@@ -50,6 +53,9 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
         stats->disk_bytes_used += l2.bytes_used;
         stats->disk_written_bytes += l2.bytes_written;
         stats->disk_bytes_max += disk->cap_bytes;
+        stats->disk_segments += l2.segments_live;
+        stats->disk_erases += l2.erases_queued;
+        stats->enospc += l2.enospc;
         stats->disk_direct = (i == 0 || stats->disk_direct) && info.direct;
     }
 }

@@ -80,11 +80,12 @@ void kvt_writes_unqueue(struct kvt_store *store, uint32_t slot)
 
 static void count_failure(struct kvt_store *store, int status)
 {
-    if (status == KVT_E_NO_SPACE || status == -ENOSPC)
-        store->counts.enospc++;
-    else
+    if (status == KVT_E_NO_SPACE || status == -ENOSPC) {
+        store->counts.disk_dropped_space++; /* the log counts why: "disk.enospc" */
+    } else {
         store->counts.write_fail++;
-    store->counts.disk_dropped_error++;
+        store->counts.disk_dropped_error++;
+    }
     store->write_retry_ns = kvt_store_now(store) + KVT_STORE_WRITE_RETRY_NS;
 }
 

@@ -9,11 +9,13 @@
  */
 #include "support/store_rig.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/rng.h"
 #include "kvtier/error.h"
+#include "support/fault_io.h"
 
 enum { KV4 = 2, KV8 = 5, RAW = 6, CLIENT = 1 };
 
@@ -280,6 +282,65 @@ static void test_fills_protect_only_while_they_last(void **state)
     rig_close(&rig);
 }
 
+/* A drive smaller than its cap: the log goes on in the segments that it has, and says that the
+ * drive is full, by its number, now and in the file "stats". */
+static void test_a_full_drive_is_counted(void **state)
+{
+    struct rig_options options = rig_defaults();
+    struct kvt_store_stats stats;
+    struct rig rig;
+    uint32_t ns;
+
+    (void)state;
+    options.disk_cap_bytes = 64u << 20;
+    options.disk_real_bytes = 12u << 20; /* a dozen segments fewer than the cap has */
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    stats = rig_stats(&rig);
+    assert_int_equal(stats.enospc, 0);
+    for (uint64_t i = 1; i <= 1500; i++) { /* 24 MiB */
+        (void)rig_put(&rig, ns, &i, 1, 0, KV4, false, NULL);
+        rig_settle(&rig);
+    }
+    stats = rig_stats(&rig);
+    assert_true(stats.evict_disk_segments > 0);
+    assert_true(stats.enospc > 0);
+    assert_int_equal(stats.disk_dropped_space + stats.disk_dropped_error, 0); /* early recycling */
+    assert_in_range(stats.disk_segments, 4, 12);
+    assert_true(stats.disk_bytes_used < options.disk_real_bytes);
+    rig_reopen(&rig);
+    assert_true(rig_filed_stat(&rig, "disk.enospc") >= stats.enospc);
+    assert_true(rig_filed_stat(&rig, "disk.segments") > 0);
+    rig_close(&rig);
+}
+
+/* Records that a write found no room for are drops with their own reason. */
+static void test_a_write_without_room_is_a_drop_for_space(void **state)
+{
+    const struct fault_rule full = {
+        .ops = FAULT_WRITE, .name = "seg-", .skip = 3, .action = FAULT_FAIL, .error = ENOSPC};
+    struct rig_options options = rig_defaults();
+    struct kvt_store_stats stats;
+    struct rig rig;
+    uint32_t ns;
+
+    (void)state;
+    options.disk_cap_bytes = 64u << 20;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    fault_io_rule(rig.io, &full);
+    for (uint64_t i = 1; i <= 20; i++) {
+        (void)rig_put(&rig, ns, &i, 1, 0, KV4, false, NULL);
+        rig_settle(&rig);
+    }
+    stats = rig_stats(&rig);
+    assert_true(stats.disk_dropped_space > 0);
+    assert_true(stats.enospc > 0);
+    assert_int_equal(stats.disk_dropped_error + stats.write_fail, 0);
+    fault_io_clear(rig.io);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -288,6 +349,8 @@ int main(void)
         cmocka_unit_test(test_full_index),
         cmocka_unit_test(test_parents_of_fills_stay),
         cmocka_unit_test(test_fills_protect_only_while_they_last),
+        cmocka_unit_test(test_a_full_drive_is_counted),
+        cmocka_unit_test(test_a_write_without_room_is_a_drop_for_space),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
