@@ -34,15 +34,15 @@ static struct kvt_cache *open_cache(const char *dir)
 {
     struct kvt_config *config = NULL;
     struct kvt_cache *cache = NULL;
-    char disk[4096], error[256];
+    char disk[4096], error[512];
 
     snprintf(disk, sizeof(disk), "%s:4GiB", dir);
     if (kvt_config_new(&config) != 0)
         return NULL;
     if (kvt_config_set(config, "dram", "256MiB") != 0 || kvt_config_set(config, "disk", disk) != 0)
         fprintf(stderr, "%s\n", kvt_config_error(config));
-    else if (kvt_open(config, &cache, error, sizeof(error)) != 0)
-        fprintf(stderr, "%s\n", error);
+    else if (kvt_open(config, &cache, error, sizeof(error)) != 0 || error[0] != '\0')
+        fprintf(stderr, "%s\n", error); /* also when it runs without its disk */
     kvt_config_free(config);
     return cache;
 }

@@ -27,7 +27,7 @@ static int open_all(const char *dir, struct kvt_cache **cache, struct kvt_ns **n
     const struct kvt_pool_desc desc = {sizeof(desc), KVT_DEVICE_HOST, BLOCKS, 2, places};
     struct kvt_identity who; /* two caches with equal identities may exchange blocks */
     struct kvt_config *config = NULL;
-    char disk[512], error[256] = "";
+    char disk[512], error[512] = "";
 
     int rc = kvt_config_new(&config);
     if (rc)
@@ -38,7 +38,7 @@ static int open_all(const char *dir, struct kvt_cache **cache, struct kvt_ns **n
         rc = kvt_config_set(config, "disk", disk);
     if (!rc)
         rc = kvt_open(config, cache, error, sizeof(error));
-    if (rc)
+    if (rc || error[0]) /* also when it runs without its disk */
         fprintf(stderr, "remember: %s%s\n", kvt_config_error(config), error);
     kvt_config_free(config);
     kvt_identity_init(&who);

@@ -35,8 +35,10 @@ struct kvt_req;
  * config unless it says env=no (docs/config.md). Blocks: while L2 roots are scanned. A root that
  * cannot be used (locked, read-only, not ours, newer) fails the open when disk_required=yes, else
  * the cache runs without it, logs one warning and says so in kvt_stats_each ("disk.state"). Returns
- * 0; -ENOMEM; a KVT_E_* code of error.h. error (optional, error_len bytes) receives one sentence
- * that names the thing and the remedy. *out is owned by the caller until kvt_close(). */
+ * 0; -ENOMEM; a KVT_E_* code of error.h.
+ * error: optional, error_len bytes. On failure one sentence that names the thing and the remedy; on
+ * success "", or one sentence for each root that the cache runs without. So print it whenever it is
+ * not empty. *out is owned by the caller until kvt_close(). */
 int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *error,
              size_t error_len);
 
@@ -44,8 +46,13 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
 void kvt_close(struct kvt_cache *cache);
 
 /* Open the namespace of an identity and layout. Blocks briefly; allocates.
- * 0; KVT_E_VERSION; KVT_E_INVAL; KVT_E_LIMIT; KVT_E_LAYOUT the namespace exists with records of
- * another size; KVT_E_TOO_SMALL a record does not fit the caps. Owned until kvt_ns_close(). */
+ * An identity without model and without revision (weights digest) is refused: any two models would
+ * share blocks under it. The layout is part of the namespace, so another layout is another, empty
+ * namespace and no error.
+ * 0; KVT_E_VERSION; KVT_E_INVAL; KVT_E_LIMIT; KVT_E_UNSUPPORTED; KVT_E_LAYOUT the store knows this
+ * very namespace with records of another size (two versions of the library on one store);
+ * KVT_E_TOO_SMALL a record does not fit the caps. The log has the argument and its range. Owned
+ * until kvt_ns_close(). */
 int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
                 const struct kvt_layout *layout, struct kvt_ns **out);
 void kvt_ns_close(struct kvt_ns *ns); /* its requests must have completed; NULL is allowed */
@@ -110,13 +117,17 @@ enum kvt_wait_for {
 
 struct kvt_store_opts {
     size_t struct_size;
-    const struct kvt_key *parent; /* key of the block before keys[0]; NULL at the start */
-    uint32_t first_pos;           /* position of the first token of keys[0], in tokens */
-    int level;                    /* enum kvt_level; DEFAULT: the configured level */
-    int exact;                    /* 1: raw whatever the level */
-    int cool;  /* 1: take the place of a better record: the block has left its window */
-    int write; /* enum kvt_write: when the blocks go to disk; DEFAULT: as configured */
-    int wait;  /* enum kvt_wait_for: what makes the pages ready; pools in GPU memory only */
+    /* Key of the block before keys[0]. It must be stored, or being stored: else no block of the
+     * call is, each ends with KVT_E_ORPHAN, since no lookup would get past the gap. NULL at the
+     * start of a sequence; with first_pos > 0 it means "unknown": the blocks are stored whatever is
+     * there before them, and stay when it goes. Not NULL with first_pos 0 is refused. */
+    const struct kvt_key *parent;
+    uint32_t first_pos; /* of the first token of keys[0], in tokens; a multiple of block_tokens */
+    int level;          /* enum kvt_level; DEFAULT: the configured level */
+    int exact;          /* 1: raw whatever the level */
+    int cool;           /* 1: take the place of a better record: the block has left its window */
+    int write;          /* enum kvt_write: when the blocks go to disk; DEFAULT: as configured */
+    int wait;           /* enum kvt_wait_for: what makes the pages ready; GPU memory only */
     void *wait_for;
 };
 /* struct_size of callers whose struct ends before `cool`: accepted, what is not there is 0. */
@@ -125,6 +136,7 @@ struct kvt_store_opts {
 /* Queue the store of n blocks of one chain out of pool pages.
  * keys:    n keys of one chain, parents first. Borrowed until return.
  * ids:     n page numbers, each < block_count. The pages are read until completion.
+ * n:       0 is allowed: the request is complete at once, and is freed like any other.
  * opts:    NULL for defaults.
  * The first block of a sequence (first_pos 0) is stored raw; a block that fails the guard goes to
  * the next level up. Blocks already present at the level or better are not written again.
@@ -133,8 +145,10 @@ struct kvt_store_opts {
  * far below that of the levels that blocks cool to; a page of 6 bits or less is never coded again.
  * Thread:  any. Blocks: never. Allocates: never.
  * Returns: 0 accepted, *out is owned until kvt_req_free(); -EAGAIN queue full; KVT_E_LAYOUT the
- *          pool does not match the namespace; KVT_E_INVAL also: wait on a pool in host memory;
- *          KVT_E_DEVICE the stream or event was refused. A refused call completes never. */
+ *          pool does not match the namespace; KVT_E_LIMIT n is above request_blocks_max;
+ *          KVT_E_DEVICE the stream or event was refused; KVT_E_VERSION; KVT_E_UNSUPPORTED;
+ *          KVT_E_INVAL also: wait on a pool in host memory. The log says at debug level which
+ *          argument it was. A refused call completes never. */
 int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
               const uint32_t *ids, size_t n, const struct kvt_store_opts *opts,
               struct kvt_req **out);
@@ -152,7 +166,9 @@ struct kvt_load_opts {
 /* Queue the load of n blocks into pool pages. Same rules as kvt_store(); pages are written until
  * completion, and only pages whose status is 0 hold what the level promises: the others are
  * untouched or must be treated as garbage. Blocks are verified before a page is written (in GPU
- * memory: before the block's status is 0). */
+ * memory: before the block's status is 0).
+ * No page may stand twice in ids, nor in two loads at a time: of two blocks in one page either may
+ * win, in part. */
 int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
              const uint32_t *ids, size_t n, const struct kvt_load_opts *opts, struct kvt_req **out);
 
@@ -161,8 +177,8 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                   const struct kvt_load_opts *opts);
 
 /* Wait for completion. timeout_ns < 0: for ever; 0: poll.
- * Returns 1 complete, 0 not yet, KVT_E_CLOSED in a forked child; the request stays owned by the
- * caller. */
+ * Returns 1 complete, 0 not yet, KVT_E_CLOSED in a forked child, KVT_E_INVAL a request that has
+ * been freed; the request stays owned by the caller. */
 int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns);
 
 /* Ask for an early end. Idempotent, any time; the request still completes exactly once, blocks not
@@ -170,7 +186,8 @@ int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns);
 void kvt_req_cancel(struct kvt_req *req);
 
 /* Outcome per block, valid after completion: 0 done; KVT_E_EXISTS (store) it was there already;
- * KVT_E_MISS, KVT_E_DEADLINE, KVT_E_CANCELED, KVT_E_DROPPED, KVT_E_CORRUPT, ... otherwise.
+ * KVT_E_MISS, KVT_E_DEADLINE, KVT_E_CANCELED, KVT_E_DROPPED no room for it, KVT_E_ORPHAN the block
+ * before it is not stored, KVT_E_CORRUPT, ... otherwise.
  * Borrowed until kvt_req_free(); n as given. */
 const int32_t *kvt_req_status(const struct kvt_req *req, size_t *n);
 
@@ -186,7 +203,9 @@ struct kvt_req_report {
 /* Fill *report (struct_size set by the caller). 0; -EAGAIN not complete; KVT_E_VERSION. */
 int kvt_req_report(const struct kvt_req *req, struct kvt_req_report *report);
 
-/* Free a request; waits if it is not complete. NULL is allowed. */
+/* Free a request, exactly once; waits if it is not complete. NULL is allowed. A second time is a
+ * mistake of the program that is logged and counted ("client.freed_twice"), as long as no later
+ * request has taken its place. */
 void kvt_req_free(struct kvt_req *req);
 
 /* An eventfd that becomes readable when any request completes; read it to reset. Owned by the

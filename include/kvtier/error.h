@@ -14,8 +14,8 @@ extern "C" {
 
 /* X(name, value, "what it means and what to do") */
 #define KVT_ERRORS(X)                                                                            \
-    X(KVT_E_INVAL, -5001, "an argument is out of its documented range")                          \
-    X(KVT_E_VERSION, -5002, "the structure comes from another version of the headers")           \
+    X(KVT_E_INVAL, -5001, "an argument is out of its documented range (the log says which)")     \
+    X(KVT_E_VERSION, -5002, "struct_size is not set, or comes from another version of kvtier")   \
     X(KVT_E_CONFIG_KEY, -5003, "unknown configuration key")                                      \
     X(KVT_E_CONFIG_VALUE, -5004, "malformed configuration value")                                \
     X(KVT_E_LAYOUT, -5005, "the layout or shape does not match the namespace")                   \
@@ -39,6 +39,7 @@ extern "C" {
     X(KVT_E_CANCELED, -5031, "the request was cancelled")                                        \
     X(KVT_E_DROPPED, -5032, "dropped: the write queue or the slots were full")                   \
     X(KVT_E_MISS, -5033, "not present (per-block status only; never a function's error)")        \
+    X(KVT_E_ORPHAN, -5034, "not stored: the block before it in its chain is not stored either")  \
     X(KVT_E_UNSUPPORTED, -5040, "not supported by this build, model or engine")                  \
     X(KVT_E_ENGINE, -5041, "the engine refused a call or returned state we do not understand")   \
     X(KVT_E_DEVICE, -5042, "the GPU or its driver failed; its tier is offline")

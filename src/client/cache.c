@@ -285,6 +285,19 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
     return threads_start(cache);
 }
 
+/* What an open cache has to do without, for callers that have no log callback. */
+static void tell_missing_roots(const struct kvt_cache *cache, char *error, size_t error_len)
+{
+    size_t used = 0;
+    for (uint32_t i = 0; i < cache->settings->disk_count && used < error_len; i++) {
+        if (cache->roots[i].io != NULL)
+            continue;
+        int n = snprintf(error + used, error_len - used, "%s%s (going on without it)",
+                         used ? "; " : "", cache->roots[i].state);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
 int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *error, size_t error_len)
 {
     char ignored[8];
@@ -312,6 +325,7 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
         tear_down(cache);
         return rc;
     }
+    tell_missing_roots(cache, error, error_len);
     *out = cache;
     return 0;
 }

@@ -20,6 +20,7 @@
     X(store_blocks_ok, "client.store_blocks", "blocks encoded and committed")                      \
     X(store_exists, "client.store_exists", "blocks of stores that were there already")             \
     X(store_dropped, "client.store_dropped", "blocks of stores dropped: no slot")                  \
+    X(store_orphan, "client.store_orphans", "blocks of stores whose parent is not stored")         \
     X(store_cut, "client.store_cut", "blocks not tried: one before them in the chain was dropped") \
     X(store_canceled, "client.store_canceled", "blocks of stores that were cancelled")             \
     X(store_other, "client.store_other", "blocks of stores that ended with another error")         \
@@ -36,6 +37,7 @@
     X(reorigin_dropped, "store.reorigin_dropped", "pages of lossy origin that kv8 cannot hold")    \
     X(refused_again, "client.refused_busy", "requests refused: no request or block entry left")    \
     X(refused_bad, "client.refused_invalid", "requests refused: bad arguments or shapes")          \
+    X(freed_twice, "client.freed_twice", "requests given to kvt_req_free() once too often")        \
     X(completed, "client.completed", "requests completed")                                         \
     X(canceled, "client.canceled", "requests cancelled before their end")                          \
     X(off_lookup, "off.lookup_keys", "keys looked up while switched off")                          \

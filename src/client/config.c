@@ -60,25 +60,59 @@ int kvt_config_set(struct kvt_config *config, const char *key, const char *value
     return option == NULL ? KVT_E_CONFIG_KEY : kvt_option_set(config, option, value);
 }
 
+/* Cut blanks at both ends of text[0..*len). Returns its new start. */
+static const char *trim(const char *text, size_t *len)
+{
+    static const char blanks[] = " \t\r\n";
+    while (*len > 0 && strchr(blanks, text[0]) != NULL) {
+        text++;
+        --*len;
+    }
+    while (*len > 0 && strchr(blanks, text[*len - 1]) != NULL)
+        --*len;
+    return text;
+}
+
+static int refuse_pair(struct kvt_config *config, const char *pair)
+{
+    char word[64] = "";
+    const char *nearest = NULL;
+    if (sscanf(pair, "%63[a-z_]", word) == 1)
+        nearest = kvt_option_nearest(word);
+    return kvt_config_refuse(
+        config, KVT_E_CONFIG_VALUE, "\"%.64s\" is not of the form key=value%s%s%s", pair,
+        nearest ? "; did you mean \"" : "", nearest ? nearest : "", nearest ? "=...\"?" : "");
+}
+
+static int set_pair(struct kvt_config *config, const char *text, size_t len)
+{
+    char pair[PATH_MAX + 128];
+    text = trim(text, &len);
+    if (len == 0) /* nothing between two commas, or after the last */
+        return 0;
+    if (len >= sizeof(pair))
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE, "an option is longer than %zu bytes",
+                                 sizeof(pair) - 1);
+    memcpy(pair, text, len);
+    pair[len] = '\0';
+    char *equals = strchr(pair, '=');
+    if (equals == NULL)
+        return refuse_pair(config, pair);
+    size_t key_len = (size_t)(equals - pair), value_len = strlen(equals + 1);
+    const char *value = trim(equals + 1, &value_len); /* its end has been cut already */
+    (void)trim(pair, &key_len);
+    pair[key_len] = '\0';
+    return kvt_config_set(config, pair, value);
+}
+
 int kvt_config_set_all(struct kvt_config *config, const char *text)
 {
     if (config == NULL || text == NULL)
         return KVT_E_INVAL;
     config->error[0] = '\0';
     while (*text != '\0') {
-        char pair[PATH_MAX + 128];
         size_t len = strcspn(text, ",");
-        if (len >= sizeof(pair))
-            return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
-                                     "an option is longer than %zu bytes", sizeof(pair) - 1);
-        memcpy(pair, text, len);
-        pair[len] = '\0';
-        char *equals = strchr(pair, '=');
-        if (equals == NULL)
-            return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
-                                     "\"%.64s\" is not of the form key=value", pair);
-        *equals = '\0';
-        int rc = kvt_config_set(config, pair, equals + 1);
+        int rc = set_pair(config, text, len);
         if (rc != 0)
             return rc;
         text += len;

@@ -69,6 +69,8 @@ static void count_store(struct kvt_cache *cache, int32_t status)
         counters->store_exists++;
     else if (status == KVT_E_DROPPED)
         counters->store_dropped++;
+    else if (status == KVT_E_ORPHAN)
+        counters->store_orphan++;
     else if (status == KVT_E_CANCELED)
         counters->store_canceled++;
     else
@@ -248,7 +250,7 @@ static void on_alloc(struct kvt_cache *cache, struct kvt_flight *flight, const s
         cut_status = entry->status;
     }
     if (cut)
-        cut_chain(cache, req, cut_status);
+        cut_chain(cache, req, cut_status == KVT_E_DROPPED ? KVT_E_ORPHAN : cut_status);
     for (uint32_t i = 0; i < count; i++) {
         cache->blocks[first + i].map_id = fits ? reply->map : 0;
         alloc_entry(cache, req, &cache->blocks[first + i], fits ? &reply->entries[i] : &failed);

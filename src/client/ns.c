@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/misuse.h"
 #include "kvtier/codec.h"
 #include "kvtier/key.h"
 
@@ -47,6 +47,11 @@ static void make_label(const char *model, char *label, size_t len)
     for (; model != NULL && *model != '\0' && used + 1 < len; model++)
         label[used++] = *model >= ' ' && *model <= '~' ? *model : '?';
     label[used] = '\0';
+}
+
+static bool is_empty(const char *text)
+{
+    return text == NULL || *text == '\0';
 }
 
 /* The maps that the settings ask for. */
@@ -130,13 +135,16 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
 {
     if (cache == NULL || identity == NULL || layout == NULL || out == NULL)
         return KVT_E_INVAL;
-    int rc = kvt_shape_check(layout);
-    if (rc != 0)
-        return rc;
     struct kvt_msg_ns_open msg = {0};
-    rc = kvt_namespace_id(identity, layout, msg.id);
-    if (rc != 0)
+    int rc = kvt_shape_check(layout);
+    if (rc == 0)
+        rc = kvt_namespace_id(identity, layout, msg.id);
+    if (rc == 0 && is_empty(identity->model) && is_empty(identity->revision))
+        rc = KVT_E_INVAL;
+    if (rc != 0) {
+        kvt_misuse_setup(cache, "kvt_ns_open", rc, identity, layout, NULL);
         return rc;
+    }
     make_label(identity->model, msg.label, sizeof(msg.label));
     return ns_register(cache, layout, &msg, out);
 }

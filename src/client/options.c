@@ -38,7 +38,7 @@ static const struct kvt_option options[] = {
      "level that blocks are stored at: raw, kv8, kv6, kv5, kv4, int4 (as far as built in)"},
     {"exclude_layers", T_LAYERS, AT(exclude), "none", NULL, 0, 0,
      "layers stored raw whatever the level: numbers, ranges and \"last\", as 0+last or 0-3+30"},
-    {"guard", T_BOOL, AT(guard), "on", NULL, 0, 1,
+    {"guard", T_BOOL, AT(guard), "yes", NULL, 0, 1,
      "check the quality of each coded block and go a level up where it is too low"},
     {"threads", T_COUNT, AT(threads), "auto", "auto", 1, 64,
      "threads that encode and decode; auto: the CPUs this process may use, at most 4"},
@@ -96,18 +96,23 @@ const struct kvt_option *kvt_option_at(size_t i)
     return i < KVT_ARRAY_LEN(options) ? &options[i] : NULL;
 }
 
-static void refuse_key(struct kvt_config *config, const char *key)
+const char *kvt_option_nearest(const char *key)
 {
     const char *keys[KVT_ARRAY_LEN(options)];
     for (size_t i = 0; i < KVT_ARRAY_LEN(options); i++)
         keys[i] = options[i].key;
-    const char *nearest = kvt_nearest(key, keys, KVT_ARRAY_LEN(options));
+    return kvt_nearest(key, keys, KVT_ARRAY_LEN(options));
+}
+
+static void refuse_key(struct kvt_config *config, const char *key)
+{
+    const char *nearest = kvt_option_nearest(key);
     if (nearest != NULL)
         (void)kvt_config_refuse(config, KVT_E_CONFIG_KEY,
                                 "unknown option \"%.64s\"; did you mean \"%s\"?", key, nearest);
     else
         (void)kvt_config_refuse(config, KVT_E_CONFIG_KEY,
-                                "unknown option \"%.64s\"; docs/config.md lists the valid ones",
+                                "unknown option \"%.64s\"; 'kvtier doctor' lists the valid ones",
                                 key);
 }
 

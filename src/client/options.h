@@ -38,6 +38,8 @@ struct kvt_option {
 const struct kvt_option *kvt_option_at(size_t i);
 /* The row of a key; NULL: unknown, and config->error says what is nearest. */
 const struct kvt_option *kvt_option_find(struct kvt_config *config, const char *key);
+/* The key most like a word that is none, or NULL. */
+const char *kvt_option_nearest(const char *key);
 
 /* Set one option from text. 0; KVT_E_CONFIG_VALUE, -ENOMEM with the sentence in config->error. */
 int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, const char *value);

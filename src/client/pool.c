@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "client/gpu_lane.h"
+#include "client/misuse.h"
 #include "kvtier/codec.h"
 
 static struct kvt_pool *pool_make(struct kvt_cache *cache, const struct kvt_pool_desc *desc)
@@ -41,10 +42,12 @@ int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
     int rc = kvt_shape_check(layout);
     if (rc == 0)
         rc = kvt_pool_check(layout, desc);
-    if (rc != 0)
+    if (rc == 0 && desc->device < KVT_DEVICE_HOST)
+        rc = KVT_E_INVAL;
+    if (rc != 0) {
+        kvt_misuse_setup(cache, "kvt_pool_register", rc, NULL, layout, desc);
         return rc;
-    if (desc->device < KVT_DEVICE_HOST)
-        return KVT_E_INVAL;
+    }
     struct kvt_pool *pool = pool_make(cache, desc);
     if (pool == NULL)
         return -ENOMEM;

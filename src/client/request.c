@@ -11,6 +11,7 @@
 
 #include "base/checked.h"
 #include "client/gpu_lane.h"
+#include "client/misuse.h"
 
 /* ---- memory -------------------------------------------------------------------------------- */
 
@@ -115,7 +116,7 @@ static void req_put(struct kvt_cache *cache, struct kvt_req *req)
     cache->held_blocks -= count * KVT_GRANULE;
     cache->held_count--;
     req->state = KVT_R_FREE;
-    TAILQ_INSERT_HEAD(&cache->free_reqs, req, list);
+    TAILQ_INSERT_TAIL(&cache->free_reqs, req, list); /* reused late: a second free finds it free */
 }
 
 /* ---- acceptance ---------------------------------------------------------------------------- */
@@ -249,12 +250,23 @@ static void req_submit(struct kvt_req *req)
     pthread_mutex_unlock(&cache->lock);
 }
 
-static int refuse(struct kvt_cache *cache, int code)
+static int refuse(const struct ask *ask, const struct kvt_store_opts *store,
+                  const struct kvt_load_opts *load, int code)
 {
+    struct kvt_cache *cache = ask->ns->cache;
+    const struct kvt_misuse_request misuse = {ask->kind == KVT_REQ_STORE ? "kvt_store" : "kvt_load",
+                                              ask->ns,
+                                              ask->pool,
+                                              ask->keys,
+                                              ask->ids,
+                                              ask->n,
+                                              store,
+                                              load};
     if (kvt_cache_enter(cache) != 0)
         return KVT_E_CLOSED;
     cache->counters.refused_bad++;
     pthread_mutex_unlock(&cache->lock);
+    kvt_misuse_request(&misuse, code);
     return code;
 }
 
@@ -310,6 +322,10 @@ static int store_opts_check(const struct ask *ask, const struct kvt_store_opts *
         return KVT_E_UNSUPPORTED;
     if (opts->write < KVT_WRITE_DEFAULT || opts->write > KVT_WRITE_IDLE)
         return KVT_E_INVAL;
+    if (opts->parent != NULL && opts->first_pos == 0)
+        return KVT_E_INVAL;
+    if (opts->first_pos % group->block_tokens != 0)
+        return KVT_E_INVAL;
     if (opts->parent != NULL &&
         (!kvt_keys_ok(ask->ns, opts->parent, 1, true) || opts->parent->group != group->group))
         return KVT_E_INVAL;
@@ -357,7 +373,7 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
     if (rc == 0)
         rc = wait_check(pool, use.wait);
     if (rc != 0)
-        return refuse(ns->cache, rc);
+        return refuse(&ask, &use, NULL, rc);
     rc = req_take(&ask, &req);
     if (rc != 0)
         return rc;
@@ -418,7 +434,7 @@ int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *key
     if (rc == 0)
         rc = wait_check(pool, use.wait);
     if (rc != 0)
-        return refuse(ns->cache, rc);
+        return refuse(&ask, NULL, opts, rc);
     rc = req_take(&ask, &req);
     if (rc != 0)
         return rc;
@@ -458,10 +474,10 @@ int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns)
     pthread_mutex_lock(&cache->lock);
     cache->callers++;
     int rc = 0;
-    while (req->state != KVT_R_COMPLETE && timeout_ns != 0 && rc == 0)
+    while (req->state != KVT_R_COMPLETE && req->state != KVT_R_FREE && timeout_ns != 0 && rc == 0)
         rc = timeout_ns < 0 ? pthread_cond_wait(&req->cond, &cache->lock)
                             : pthread_cond_timedwait(&req->cond, &cache->lock, &until);
-    int complete = req->state == KVT_R_COMPLETE;
+    int complete = req->state == KVT_R_FREE ? KVT_E_INVAL : req->state == KVT_R_COMPLETE;
     cache->callers--;
     if (cache->closing)
         pthread_cond_broadcast(&cache->idle);
@@ -532,9 +548,14 @@ void kvt_req_free(struct kvt_req *req)
     struct kvt_cache *cache = req->cache;
     (void)kvt_req_wait(req, -1);
     pthread_mutex_lock(&cache->lock);
+    bool again = req->state == KVT_R_FREE;
     if (req->state == KVT_R_COMPLETE)
         req_put(cache, req);
+    cache->counters.freed_twice += again;
     pthread_mutex_unlock(&cache->lock);
+    if (again)
+        kvt_log(&cache->log, KVT_LOG_ERROR,
+                "kvt_req_free: the request has been freed already: free each one once");
 }
 
 size_t kvt_usable_blocks(uint32_t block_tokens, size_t n_tokens)

@@ -8,9 +8,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "client/client.h"
 
@@ -32,6 +34,57 @@ static bool odd_file(const char *path, char *name, size_t len)
     }
     (void)closedir(dir);
     return found;
+}
+
+/* The directory that `path` lies in. */
+static void parent_of(const char *path, char parent[PATH_MAX])
+{
+    size_t len = strlen(path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    while (len > 0 && path[len - 1] != '/')
+        len--;
+    (void)snprintf(parent, PATH_MAX, "%.*s.", (int)len, path);
+}
+
+static void describe_unwritable(const char *path, char *text, size_t len)
+{
+    char parent[PATH_MAX];
+    struct stat st;
+    bool absent = lstat(path, &st) != 0 && errno == ENOENT;
+    parent_of(path, parent);
+    if (faccessat(AT_FDCWD, absent ? parent : path, W_OK, AT_EACCESS) != 0 && errno == EROFS)
+        (void)snprintf(text, len,
+                       "disk root %.250s cannot be written: its file system is mounted read-only: "
+                       "mount it writable, or use another one",
+                       path);
+    else if (absent)
+        (void)snprintf(text, len,
+                       "disk root %.250s does not exist, and this user may not make it: "
+                       "sudo install -d -m 700 -o $USER %.120s",
+                       path, path);
+    else
+        (void)snprintf(text, len,
+                       "disk root %.250s cannot be written by this user: change its owner (sudo "
+                       "chown -R $USER %.100s) or its permissions",
+                       path, path);
+}
+
+static void describe_absent(const char *path, char *text, size_t len)
+{
+    char parent[PATH_MAX];
+    struct stat st;
+    parent_of(path, parent);
+    if (stat(parent, &st) == 0)
+        (void)snprintf(text, len,
+                       "disk root %.250s does not exist and cannot be made: its file system takes "
+                       "no new directories; use another place",
+                       path);
+    else
+        (void)snprintf(text, len,
+                       "disk root %.200s: its parent directory does not exist: create it first "
+                       "(mkdir -p -m 700 %.150s)",
+                       path, path);
 }
 
 static bool about_a_file(int code)
@@ -72,9 +125,7 @@ void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t o
     case -EROFS:
     case -EACCES:
     case -EPERM:
-        SAY("disk root %.250s cannot be written by this user: change its owner or permissions, or "
-            "mount its file system writable",
-            path);
+        describe_unwritable(path, text, len);
         break;
     case KVT_E_SYMLINK:
     case -ELOOP:
@@ -93,7 +144,7 @@ void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t o
             cap_bytes >= 1u << 20 ? "MiB" : "bytes");
         break;
     case -ENOENT:
-        SAY("disk root %.250s: its parent directory does not exist: create it first", path);
+        describe_absent(path, text, len);
         break;
     case -ENOTDIR:
         SAY("disk root %.250s is not a directory: name a directory, or remove what is there", path);

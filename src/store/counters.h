@@ -16,7 +16,7 @@
     X(alloc_granted, "store.granted", "slots given to stores")                                    \
     X(alloc_exists, "store.exists", "stores of blocks that were there already")                   \
     X(alloc_dropped_dram, "store.dropped_dram", "stores dropped: no slot could be freed")         \
-    X(alloc_dropped_chain, "store.dropped_chain", "stores dropped: a block before them had been") \
+    X(alloc_dropped_chain, "store.dropped_chain", "stores dropped: a block before is absent")     \
     X(alloc_dropped_index, "store.dropped_index", "stores dropped: the index was full")           \
     X(index_collision, "index.collision",                                                         \
       "keys refused: their fingerprint belongs to another key")                                   \

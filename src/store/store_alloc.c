@@ -164,7 +164,7 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
     }
     if (chain->broken) {
         store->counts.alloc_dropped_chain++;
-        return KVT_E_DROPPED;
+        return KVT_E_ORPHAN;
     }
     entry = kvt_entry_get(store, chain->ns, full);
     if (entry == KVT_INDEX_NONE) {

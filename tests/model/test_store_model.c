@@ -212,7 +212,8 @@ static void op_alloc(struct model *m)
         struct fill *fill = &m->fills[m->fill_count];
 
         if (entries[i].status) {
-            assert_true(entries[i].status == KVT_E_EXISTS || entries[i].status == KVT_E_DROPPED);
+            assert_true(entries[i].status == KVT_E_EXISTS || entries[i].status == KVT_E_DROPPED ||
+                        entries[i].status == KVT_E_ORPHAN);
             if (entries[i].status == KVT_E_EXISTS)
                 assert_true(block_of(m, ns, numbers[i])->may);
             continue;

@@ -104,6 +104,7 @@ static void collect_log(void *arg, int level, const char *message)
 {
     struct rig *rig = arg;
     size_t used = strlen(rig->log);
+    snprintf(rig->last, sizeof(rig->last), "%s", message);
     if (level > 1)
         return;
     rig->warnings++;

@@ -50,6 +50,7 @@ struct rig {
     char error[512];
     char log[8192]; /* every line of level <= warning */
     int warnings;
+    char last[512];                           /* the last line of any level */
     void (*tweak)(struct kvt_config *config); /* optional: what no option can set */
     struct kvt_cache *cache;
     struct kvt_ns *ns;

@@ -41,6 +41,7 @@ static int open_cache(void **state)
     (void)state;
     kvt_identity_init(&who);
     who.engine = "test";
+    who.model = "none";
     if (kvt_config_new(&config) || kvt_config_set(config, "dram", "8MiB") ||
         kvt_open(config, &cache, NULL, 0) || kvt_ns_open(cache, &who, &layout, &ns) ||
         kvt_pool_register(cache, &layout, &desc, &pool) || kvt_key_root(NULL, 0, root))

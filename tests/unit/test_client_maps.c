@@ -52,8 +52,10 @@ static void store(uint64_t seed, int level, int32_t *status)
     assert_int_equal(kvt_pool_reset_origin(rig.pool, ids, BLOCKS), 0);
     assert_int_equal(kvt_store(rig.ns, rig.pool, &first, &first_page, 1, NULL, &req), 0);
     kvt_req_free(req);
-    struct kvt_store_opts opts = {
-        .struct_size = sizeof(opts), .parent = &first, .first_pos = 32, .level = level};
+    struct kvt_store_opts opts = {.struct_size = sizeof(opts),
+                                  .parent = &first,
+                                  .first_pos = rig.shape.tokens,
+                                  .level = level};
     assert_int_equal(kvt_store(rig.ns, rig.pool, keys, ids, BLOCKS, &opts, &req), 0);
     assert_int_equal(kvt_req_wait(req, -1), 1);
     for (uint32_t i = 0; i < BLOCKS; i++)

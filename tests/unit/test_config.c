@@ -174,7 +174,7 @@ static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
         {"threds", "1", KVT_E_CONFIG_KEY, {"\"threds\"", "\"threads\""}},
         {"disk-required", "yes", KVT_E_CONFIG_KEY, {"\"disk_required\""}},
         {"Level", "kv4", KVT_E_CONFIG_KEY, {"\"Level\"", "\"level\""}},
-        {"xyzzy", "1", KVT_E_CONFIG_KEY, {"\"xyzzy\"", "docs/config.md"}},
+        {"xyzzy", "1", KVT_E_CONFIG_KEY, {"\"xyzzy\"", "kvtier doctor"}},
         {"", "1", KVT_E_CONFIG_KEY, {"unknown option"}},
         {"dram", "64gb", KVT_E_CONFIG_VALUE, {"dram", "\"64gb\"", "GB"}},
         {"dram", "64 GiB", KVT_E_CONFIG_VALUE, {"dram", "GiB"}},
@@ -314,8 +314,53 @@ static void set_all_stops_at_the_first_error(void **state)
     assert_string_equal(text_of(config, "level"), "raw");
     assert_int_equal(kvt_config_set_all(config, "dram"), KVT_E_CONFIG_VALUE);
     assert_non_null(strstr(kvt_config_error(config), "key=value"));
-    assert_int_equal(kvt_config_set_all(config, "dram=1MiB,,"), KVT_E_CONFIG_VALUE);
-    assert_int_equal(kvt_config_set_all(config, "dram=1MiB,"), 0); /* a comma may end the list */
+    kvt_config_free(config);
+}
+
+/* As people write it in a shell or a unit file: blanks, line breaks, a comma at the end. */
+static void set_all_forgives_blanks_and_commas(void **state)
+{
+    struct kvt_config *config = fresh();
+    (void)state;
+    assert_int_equal(kvt_config_set_all(config, " dram = 2MiB , level=raw,\n\tguard= no ,"), 0);
+    assert_string_equal(text_of(config, "dram"), "2MiB");
+    assert_string_equal(text_of(config, "level"), "raw");
+    assert_string_equal(text_of(config, "guard"), "no");
+    assert_int_equal(kvt_config_set_all(config, ",, dram=3MiB,,"), 0);
+    assert_string_equal(text_of(config, "dram"), "3MiB");
+    assert_int_equal(kvt_config_set_all(config, "  ,"), 0);
+    assert_int_equal(kvt_config_set_all(config, "disk=/a dir/b :8MiB"), 0); /* blanks within stay */
+    assert_string_equal(config->settings.disks[0].path, "/a dir/b ");
+    assert_int_equal(kvt_config_set_all(config, " = 2MiB"), KVT_E_CONFIG_KEY);
+    assert_int_equal(kvt_config_set_all(config, " drma = 2MiB,"), KVT_E_CONFIG_KEY);
+    assert_non_null(strstr(kvt_config_error(config), "\"drma\"; did you mean \"dram\"?"));
+    assert_int_equal(kvt_config_set_all(config, "level: raw"), KVT_E_CONFIG_VALUE);
+    assert_non_null(strstr(kvt_config_error(config), "did you mean \"level=...\"?"));
+    assert_int_equal(kvt_config_set_all(config, "levle raw,"), KVT_E_CONFIG_VALUE);
+    assert_non_null(strstr(kvt_config_error(config), "did you mean \"level=...\"?"));
+    assert_int_equal(kvt_config_set_all(config, "@"), KVT_E_CONFIG_VALUE);
+    assert_null(strstr(kvt_config_error(config), "did you mean"));
+    kvt_config_free(config);
+}
+
+/* A default is written as its value is, so that what differs is what somebody changed. */
+static void compare_texts(void *arg, const char *key, const char *value, const char *default_value,
+                          const char *help)
+{
+    int *count = arg;
+    (void)help;
+    if (strcmp(value, default_value) != 0)
+        fail_msg("%s: value %s, default %s", key, value, default_value);
+    ++*count;
+}
+
+static void values_and_defaults_are_written_alike(void **state)
+{
+    struct kvt_config *config = fresh();
+    int count = 0;
+    (void)state;
+    kvt_config_each(config, compare_texts, &count);
+    assert_true(count > 15);
     kvt_config_free(config);
 }
 
@@ -441,6 +486,8 @@ int main(void)
         cmocka_unit_test(long_text_is_cut_in_the_sentence_not_in_the_buffer),
         cmocka_unit_test(disks_add_up_and_split_at_the_last_colon),
         cmocka_unit_test(set_all_stops_at_the_first_error),
+        cmocka_unit_test(set_all_forgives_blanks_and_commas),
+        cmocka_unit_test(values_and_defaults_are_written_alike),
         cmocka_unit_test(copies_are_deep),
         cmocka_unit_test(bad_arguments_are_refused),
         cmocka_unit_test(the_environment_has_the_last_word_unless_forbidden),

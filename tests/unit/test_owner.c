@@ -267,7 +267,8 @@ static void *work(void *arg)
         for (uint64_t i = 0; i < 40; i++) {
             int32_t status = store_block(&channel, ns, w->first + i % 60);
 
-            assert_true(status == 0 || status == KVT_E_EXISTS || status == KVT_E_DROPPED);
+            assert_true(status == 0 || status == KVT_E_EXISTS || status == KVT_E_DROPPED ||
+                        status == KVT_E_ORPHAN);
             load_block(&channel, ns, w->first + i % 7, i % 3 != 0); /* some are left held */
         }
         kvt_owner_disconnect(w->f->owner, &channel);
