@@ -15,7 +15,6 @@
 
 #include "cli.h"
 #include "quality.h"
-#include "quality_texts.h" /* generated: quality_texts[] {name, text, len} */
 
 #define COMMAND "quality"
 
@@ -31,17 +30,6 @@ struct run {
     double exact_nll;
     int32_t vocab;
 };
-
-struct text {
-    const char *name;
-    int32_t *tokens;
-    size_t count;
-};
-
-static size_t wanted(const struct quality_config *config)
-{
-    return (size_t)(config->tokens + config->score) + 1; /* the last one is only predicted */
-}
 
 static void clear(struct run *run, size_t from)
 {
@@ -83,7 +71,7 @@ static int give_state(struct run *run, uint32_t cells, const uint8_t *blob)
 }
 
 /* Score the tokens behind the context: level NULL: they become the exact ones. */
-static int score(struct run *run, const struct text *text, struct quality_level *level,
+static int score(struct run *run, const struct quality_text *text, struct quality_level *level,
                  const char *what)
 {
     const size_t from = (size_t)run->config->tokens, rows = (size_t)run->config->score;
@@ -118,8 +106,8 @@ static int code(struct run *run, struct quality_level *level, uint8_t *blob, siz
 }
 
 /* The context computed over coded cache, `grow` tokens at a time; blob is scratch. */
-static int grow_context(struct run *run, const struct text *text, struct quality_level *level,
-                        uint8_t *blob, const char *what)
+static int grow_context(struct run *run, const struct quality_text *text,
+                        struct quality_level *level, uint8_t *blob, const char *what)
 {
     const size_t end = (size_t)run->config->tokens, step = (size_t)run->config->grow;
 
@@ -135,8 +123,9 @@ static int grow_context(struct run *run, const struct text *text, struct quality
 }
 
 /* One level over one text, whose exact state is `exact`; blob is scratch of the same size. */
-static int measure_level(struct run *run, const struct text *text, struct quality_level *level,
-                         const uint8_t *exact, uint8_t *blob, const char *where)
+static int measure_level(struct run *run, const struct quality_text *text,
+                         struct quality_level *level, const uint8_t *exact, uint8_t *blob,
+                         const char *where)
 {
     const uint32_t cells = (uint32_t)run->config->tokens;
     char what[160];
@@ -155,7 +144,7 @@ static int measure_level(struct run *run, const struct text *text, struct qualit
 }
 
 /* The exact context in the batches that --grow takes, so that a raw control is exact there too. */
-static int compute_exact(struct run *run, const struct text *text, const char *what)
+static int compute_exact(struct run *run, const struct quality_text *text, const char *what)
 {
     const size_t end = (size_t)run->config->tokens;
     const size_t step = run->config->grow > 0 ? (size_t)run->config->grow : end;
@@ -168,7 +157,7 @@ static int compute_exact(struct run *run, const struct text *text, const char *w
     return 0;
 }
 
-static int measure_text(struct run *run, const struct text *text, size_t index, size_t of)
+static int measure_text(struct run *run, const struct quality_text *text, size_t index, size_t of)
 {
     const size_t bytes = kvt_blob_bytes(&run->llama->shape, (uint32_t)run->config->tokens);
     uint8_t *exact = malloc(bytes), *blob = malloc(bytes);
@@ -195,49 +184,6 @@ out:
     return rc;
 }
 
-/* ---- texts --------------------------------------------------------------------------------- */
-
-static int add_text(const struct run *run, struct text *text, const char *name, const char *bytes,
-                    size_t len)
-{
-    text->name = name;
-    text->tokens = demo_tokenize(&run->engine, bytes, len, 0, &text->count);
-    if (text->tokens == NULL) {
-        kvt_cli_error(COMMAND, "%s cannot be made of tokens (out of memory?)", name);
-        return -1;
-    }
-    if (text->count >= wanted(run->config))
-        return 0;
-    kvt_cli_error(COMMAND,
-                  "%s has %zu tokens, %zu are needed (--tokens, --score, and one): give "
-                  "smaller ones, or a longer text",
-                  name, text->count, wanted(run->config));
-    return -1;
-}
-
-/* All texts as tokens, before any work. Returns how many; 0: the reason was said. */
-static size_t read_texts(const struct run *run, struct text texts[QUALITY_TEXTS_MAX])
-{
-    const size_t own = run->config->text_count;
-    const size_t count = own > 0 ? own : sizeof(quality_texts) / sizeof(quality_texts[0]);
-
-    for (size_t i = 0; i < count; i++) {
-        int rc;
-        if (own == 0) {
-            rc = add_text(run, &texts[i], quality_texts[i].name, quality_texts[i].text,
-                          quality_texts[i].len);
-        } else {
-            size_t len = 0;
-            char *bytes = demo_read_text(COMMAND, "--text", run->config->texts[i], &len);
-            rc = bytes != NULL ? add_text(run, &texts[i], run->config->texts[i], bytes, len) : -1;
-            free(bytes);
-        }
-        if (rc != 0)
-            return 0;
-    }
-    return count;
-}
-
 /* ---- the run ------------------------------------------------------------------------------- */
 
 static int open_levels(struct run *run, size_t texts)
@@ -250,8 +196,8 @@ static int open_levels(struct run *run, size_t texts)
         struct quality_level *level = &run->levels[i];
         level->level = run->config->levels[i];
         level->kl = calloc(texts * (size_t)run->config->score, sizeof(*level->kl));
-        level->head_signal = calloc(heads, sizeof(*level->head_signal));
-        level->head_noise = calloc(heads, sizeof(*level->head_noise));
+        level->head_signal = calloc(heads + 1, sizeof(*level->head_signal));
+        level->head_noise = calloc(heads + 1, sizeof(*level->head_noise));
         if (level->kl == NULL || level->head_signal == NULL || level->head_noise == NULL)
             return -1;
     }
@@ -303,14 +249,14 @@ static void close_run(struct run *run)
 /* Returns the report, or NULL (said, or interrupted). */
 static json_t *measure(struct run *run, const char *model, const struct demo_paths *paths)
 {
-    struct text texts[QUALITY_TEXTS_MAX] = {{NULL, NULL, 0}};
+    struct quality_text texts[QUALITY_TEXTS_MAX] = {{NULL, NULL, 0}};
     json_t *names = json_array(), *report = NULL;
     size_t count = 0, done = 0;
 
     if (demo_engine_open(&run->engine, COMMAND, model) != 0 ||
-        (count = read_texts(run, texts)) == 0 ||
+        (count = quality_read_texts(run->config, &run->engine, texts)) == 0 ||
         demo_engine_context(&run->engine, run->config->threads,
-                            (uint32_t)((wanted(run->config) + 255) / 256 * 256)) != 0 ||
+                            (uint32_t)((quality_wanted(run->config) + 255) / 256 * 256)) != 0 ||
         open_adapter(run, model, paths) != 0)
         goto out;
     if (open_levels(run, count) != 0) {

@@ -20,7 +20,7 @@ static double log_sum_exp(const float *logits, int32_t vocab)
             most = logits[t];
     for (int32_t t = 0; t < vocab; t++)
         sum += exp((double)logits[t] - most);
-    return most + log(sum);
+    return sum > 0 ? most + log(sum) : most; /* at least 1, the largest's own */
 }
 
 static int32_t arg_max(const float *logits, int32_t vocab)

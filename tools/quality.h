@@ -49,6 +49,19 @@ struct quality_exact {
     double nll; /* sum over the texts so far */
 };
 
+struct quality_text {
+    const char *name;
+    int32_t *tokens; /* the owner frees them */
+    size_t count;
+};
+
+/* --- cmd_quality_texts.c --- */
+/* Tokens that a text must have. */
+size_t quality_wanted(const struct quality_config *config);
+/* All texts as tokens, before any work. Returns how many; 0: the reason was said. */
+size_t quality_read_texts(const struct quality_config *config, const struct demo_engine *engine,
+                          struct quality_text texts[QUALITY_TEXTS_MAX]);
+
 /* --- cmd_quality_model.c --- */
 /* The path of the model whose weights are float32: the model itself where they are, else a copy in
  * the cache, made when it is not there. 0, or -1 (said). path: PATH_MAX bytes. */

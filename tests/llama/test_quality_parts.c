@@ -294,6 +294,7 @@ static void test_worst_head_is_found(void **state)
     assert_int_equal(layer, 2);
     assert_int_equal(head, 1);
     assert_true(after < before - 6);
+    close_cache(&cache);
     /* values are not keys: the same in V changes nothing */
     open_cache(&cache, KVT_DTYPE_F16);
     for (uint32_t c = 0; c < CELLS; c++) {

@@ -197,6 +197,14 @@ static void test_bad_input(void **state)
     write_text(empty, "", 0);
     snprintf(brief, sizeof(brief), "%s/brief", work);
     write_text(brief, "too short", 9);
+    static char bytes[8 << 20];
+    char cut[128];
+    snprintf(cut, sizeof(cut), "%s/cut.gguf", work);
+    FILE *file = fopen(model, "rb");
+    assert_non_null(file);
+    const size_t len = fread(bytes, 1, sizeof(bytes), file);
+    fclose(file);
+    write_text(cut, bytes, len - len / 3);
     const struct {
         int status;
         const char *word;
@@ -210,7 +218,8 @@ static void test_bad_input(void **state)
         {2, "--text needs a value", {"--text", NULL}},
         {1, "fetch-model", {"--score", "32", NULL}},
         {1, "not a GGUF", {"--model", "/etc/passwd", NULL}},
-        {1, "is not UTF-8", {"--model", model, "--text", nul, NULL}},
+        {1, "is truncated", {"--model", cut, NULL}},
+        {1, "holds a NUL byte", {"--model", model, "--text", nul, NULL}},
         {1, "is not UTF-8", {"--model", model, "--text", high, NULL}},
         {1, "is empty", {"--model", model, "--text", empty, NULL}},
         {1, "are needed", {"--model", model, "--text", brief, NULL}},
