@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,8 +40,10 @@ struct fault_io {
     struct kvt_io io;
     struct kvt_io *inner;
     struct kvt_rng rng;
+    pthread_mutex_t lock; /* of the rules: a test may change them while the owner works */
     struct fault_rule rules[FAULT_RULES_MAX];
     int rule_count;
+    struct fault_rule fired; /* the owner's copy of the one that fired last */
     uint64_t counts[OPS];
     char (*names)[KVT_IO_NAME_MAX]; /* by file number */
     int name_count;
@@ -80,6 +83,7 @@ static struct fault_rule *fire(struct fault_io *fault, unsigned op, const char *
     struct fault_rule *fired = NULL;
 
     fault->counts[op_index(op)]++;
+    pthread_mutex_lock(&fault->lock);
     for (int i = 0; i < fault->rule_count; i++) {
         struct fault_rule *rule = &fault->rules[i];
 
@@ -88,8 +92,10 @@ static struct fault_rule *fire(struct fault_io *fault, unsigned op, const char *
         if (rule->seen++ < rule->skip || fired || (rule->times && rule->fired >= rule->times))
             continue;
         rule->fired++;
-        fired = rule;
+        fault->fired = *rule;
+        fired = &fault->fired;
     }
+    pthread_mutex_unlock(&fault->lock);
     return fired;
 }
 
@@ -407,6 +413,7 @@ static void fault_destroy(struct kvt_io *io)
         (void)poll(&wait, 1, 1000);
     }
     fault->inner->ops->destroy(fault->inner);
+    pthread_mutex_destroy(&fault->lock);
     if (fault->epoll_fd >= 0)
         close(fault->epoll_fd);
     if (fault->own_fd >= 0)
@@ -447,6 +454,7 @@ struct kvt_io *fault_io_new(struct kvt_io *inner, uint64_t seed)
     fault->io.ops = &fault_ops;
     fault->inner = inner;
     fault->rng.state = seed;
+    pthread_mutex_init(&fault->lock, NULL);
     fault->own_fd = fault->epoll_fd = -1;
     if (inner_fd >= 0) {
         struct epoll_event event = {.events = EPOLLIN};
@@ -469,12 +477,16 @@ struct kvt_io *fault_io_inner(struct kvt_io *io)
 int fault_io_rule(struct kvt_io *io, const struct fault_rule *rule)
 {
     struct fault_io *fault = fault_of(io);
+    int number = -1;
 
-    if (fault->rule_count == FAULT_RULES_MAX)
-        return -1;
-    fault->rules[fault->rule_count] = *rule;
-    fault->rules[fault->rule_count].seen = fault->rules[fault->rule_count].fired = 0;
-    return fault->rule_count++;
+    pthread_mutex_lock(&fault->lock);
+    if (fault->rule_count < FAULT_RULES_MAX) {
+        number = fault->rule_count++;
+        fault->rules[number] = *rule;
+        fault->rules[number].seen = fault->rules[number].fired = 0;
+    }
+    pthread_mutex_unlock(&fault->lock);
+    return number;
 }
 
 const struct fault_rule *fault_io_rule_state(const struct kvt_io *io, int rule)
@@ -484,7 +496,11 @@ const struct fault_rule *fault_io_rule_state(const struct kvt_io *io, int rule)
 
 void fault_io_clear(struct kvt_io *io)
 {
-    fault_of(io)->rule_count = 0;
+    struct fault_io *fault = fault_of(io);
+
+    pthread_mutex_lock(&fault->lock);
+    fault->rule_count = 0;
+    pthread_mutex_unlock(&fault->lock);
 }
 
 void fault_io_pull_the_plug(struct kvt_io *io)

@@ -3,7 +3,8 @@
  * Goal:  every reaction of the store to a bad drive can be provoked at will, one operation at a
  * time. Use:   fault_io_new() over a mem or posix instance (owned from then on); fault_io_rule() as
  * often as needed; drive the store; read the counts. Rules are tried in the order in which they
- * were added, the first that fires wins. Threads: the owner of the instance.
+ * were added, the first that fires wins. Threads: the owner of the instance; rules may be added and
+ * cleared by another.
  */
 #ifndef KVT_TESTS_FAULT_IO_H
 #define KVT_TESTS_FAULT_IO_H
