@@ -134,6 +134,25 @@ uint32_t small_store_get(struct small_store *store, int i, uint32_t n)
     return (uint32_t)report.blocks_run_ok;
 }
 
+void small_store_wait_stats(const struct small_store *store, const char *line)
+{
+    static char text[65536];
+    char path[400];
+
+    snprintf(path, sizeof(path), "%s/stats", store->dir);
+    for (int i = 0; i < 1000; i++) {
+        FILE *f = fopen(path, "r");
+        size_t n = f ? fread(text, 1, sizeof(text) - 1, f) : 0;
+        if (f)
+            fclose(f);
+        text[n] = '\0';
+        if (strstr(text, line))
+            return;
+        usleep(20000);
+    }
+    fail_msg("the owner has not written '%s'", line);
+}
+
 void small_store_hex(const struct kvt_key *key, char text[2 * KVT_HASH_BYTES_MAX + 1])
 {
     text[0] = '\0';

@@ -25,6 +25,9 @@ void small_store_close(struct small_store *store);
 void small_store_put(struct small_store *store, int i, uint32_t n, int exact);
 /* Load them again; returns how many came. */
 uint32_t small_store_get(struct small_store *store, int i, uint32_t n);
+/* Wait until the owner has written this line into the file "stats", 20 seconds at most: it writes
+ * every two seconds, when something has happened. */
+void small_store_wait_stats(const struct small_store *store, const char *line);
 void small_store_hex(const struct kvt_key *key, char text[2 * KVT_HASH_BYTES_MAX + 1]);
 
 #endif

@@ -13,7 +13,6 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "stat_verdict.h"
@@ -177,7 +176,6 @@ static void test_odd_states(void **state)
 static void test_live(void **state)
 {
     static struct small_store store;
-    struct timespec pause = {.tv_sec = 2, .tv_nsec = 300000000};
     char text[128];
 
     (void)state;
@@ -185,9 +183,9 @@ static void test_live(void **state)
     small_store_open(&store);
     small_store_put(&store, 0, 50, 0);
     assert_int_equal(small_store_get(&store, 0, 50), 50);
-    nanosleep(&pause, NULL); /* the owner writes at most every two seconds ... */
+    small_store_wait_stats(&store, "load.granted_dram 50\n");
     assert_int_equal(kvt_lookup(store.ns[0], store.keys[0], 50, NULL, NULL), 50);
-    nanosleep(&pause, NULL); /* ... when something has happened */
+    small_store_wait_stats(&store, "lookup.keys 50\n");
     tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "stat", store.dir, NULL}, NULL, NULL);
     assert_int_equal(run.code, 0);
     snprintf(text, sizeof(text), "by process %d, which owns the directory", (int)getpid());

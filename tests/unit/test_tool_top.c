@@ -24,7 +24,6 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <termios.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "stats_file.h"
@@ -74,27 +73,27 @@ static double number(const json_t *object, const char *key)
 
 static void write_stats(const char *text)
 {
-    char path[400];
+    char path[400], fresh[400];
 
     (void)mkdir(store.dir, 0700);
     snprintf(path, sizeof(path), "%s/stats", store.dir);
-    FILE *f = fopen(path, "w");
+    snprintf(fresh, sizeof(fresh), "%s/stats.fresh", store.dir);
+    FILE *f = fopen(fresh, "w");
     assert_non_null(f);
     assert_true(fputs(text, f) >= 0);
     assert_int_equal(fclose(f), 0);
+    assert_int_equal(rename(fresh, path), 0); /* never half of it */
 }
 
 /* A cache that has stored 40 blocks, loaded them, and looked 60 up. */
 static void make_traffic(void)
 {
-    struct timespec pause = {.tv_sec = 2, .tv_nsec = 200000000};
-
     small_store_open(&store);
     small_store_put(&store, 0, 40, 0);
     assert_int_equal(small_store_get(&store, 0, 40), 40);
-    nanosleep(&pause, NULL); /* the owner writes at most every two seconds */
+    small_store_wait_stats(&store, "load.granted_dram 40\n");
     assert_int_equal(kvt_lookup(store.ns[0], store.keys[0], 60, NULL, NULL), 40);
-    nanosleep(&pause, NULL);
+    small_store_wait_stats(&store, "lookup.keys 60\n");
 }
 
 static void test_once(void **state)
