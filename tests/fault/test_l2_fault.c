@@ -18,12 +18,22 @@
 #define MIB (1ull << 20)
 
 static struct l2_env env;
+static int medium = -1; /* memory, or enum kvt_io_backend */
+static char base[256];
 
 static struct kvt_io *faulty(uint64_t capacity)
 {
     struct kvt_io *io = NULL, *wrapped;
+    static unsigned roots;
+    char dir[300];
+    struct kvt_io_posix_params params = {
+        .path = dir, .threads = 3, .direct = -1, .backend = medium};
 
-    assert_int_equal(kvt_io_mem_new(capacity, &io), 0);
+    snprintf(dir, sizeof dir, "%s/%u", base, roots++);
+    if (medium < 0)
+        assert_int_equal(kvt_io_mem_new(capacity, &io), 0);
+    else
+        assert_int_equal(kvt_io_files_new(&params, &io), 0);
     wrapped = fault_io_new(io, 1);
     assert_non_null(wrapped);
     return wrapped;
@@ -485,6 +495,26 @@ int main(void)
         cmocka_unit_test(test_pulled_plug),
     };
 
+    const struct CMUnitTest on_files[] = {/* what needs no full medium and no copy of one */
+                                          cmocka_unit_test(test_c5_one_failed_write),
+                                          cmocka_unit_test(test_a_batch_behind_a_failed_one),
+                                          cmocka_unit_test(test_read_errors),
+                                          cmocka_unit_test(test_lost_and_misdirected_writes),
+                                          cmocka_unit_test(test_a_slow_read_keeps_its_segment),
+                                          cmocka_unit_test(test_failed_sync_is_reported)};
+    char why[160];
+    int failed;
+
     (void)test_seed();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    failed = cmocka_run_group_tests_name("l2 fault", tests, NULL, NULL);
+    l2_dir_make(base);
+    medium = KVT_IO_POSIX;
+    failed += cmocka_run_group_tests_name("l2 fault over posix", on_files, NULL, NULL);
+    medium = KVT_IO_URING;
+    if (kvt_io_uring_probe(why, sizeof why))
+        print_message("not run over uring: %s\n", why);
+    else
+        failed += cmocka_run_group_tests_name("l2 fault over uring", on_files, NULL, NULL);
+    l2_dir_remove(base);
+    return failed;
 }

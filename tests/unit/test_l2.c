@@ -1,6 +1,6 @@
 /* L2 log: append, read back, recover, recycle, flush.
  *
- * Method: a small store (support/l2_help.h) over the memory backend, then the posix one; every
+ * Method: a small store (support/l2_help.h) over the memory, posix and uring backends; every
  * record is made from its id and version, every read is compared with that. Time is the test's. */
 #include <errno.h>
 #include <string.h>
@@ -15,18 +15,19 @@
 
 static struct l2_env env; /* large: not on the stack */
 
-static bool posix;
+static int medium = -1; /* memory, or enum kvt_io_backend */
 static char base[256], dir[300];
 
 static struct kvt_io *new_io(void)
 {
-    struct kvt_io_posix_params params = {.path = dir, .threads = 3, .direct = -1};
+    struct kvt_io_posix_params params = {
+        .path = dir, .threads = 3, .direct = -1, .backend = medium};
     struct kvt_io *io = NULL;
 
-    if (!posix)
+    if (medium < 0)
         assert_int_equal(kvt_io_mem_new(1u << 30, &io), 0);
     else
-        assert_int_equal(kvt_io_posix_new(&params, &io), 0);
+        assert_int_equal(kvt_io_files_new(&params, &io), 0);
     return io;
 }
 
@@ -348,11 +349,17 @@ int main(void)
         TEST(test_flush),
         TEST(test_close_finishes_what_was_accepted),
     };
+    char why[160];
     int failed;
 
     (void)test_seed();
     failed = cmocka_run_group_tests_name("l2 over memory", tests, NULL, NULL);
-    posix = true;
+    medium = KVT_IO_POSIX;
     failed += cmocka_run_group_tests_name("l2 over files", tests, make_base, remove_base);
+    medium = KVT_IO_URING;
+    if (kvt_io_uring_probe(why, sizeof why))
+        print_message("not run over uring: %s\n", why);
+    else
+        failed += cmocka_run_group_tests_name("l2 over uring", tests, make_base, remove_base);
     return failed;
 }
