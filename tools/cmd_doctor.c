@@ -10,14 +10,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
+#include "base/checked.h"
 #include "cli.h"
 #include "cli_config.h"
+#include "client/settings.h"
 #include "commands.h"
 #include "doctor.h"
+#include "gpu/gpu.h"
 #include "io/io.h"
 #include "kvtier/kvtier.h"
 #include "root_check.h"
+#include "stat_verdict.h"
+#include "stats_file.h"
+#include "store_dir.h"
 
 #define PROBE_BYTES_DEFAULT (UINT64_C(64) << 20) /* half a second on a slow disk */
 #define DETAIL_MAX 512
@@ -93,7 +100,8 @@ static void check_memory(struct doctor *doctor)
     set_bytes(object, "total_bytes", m.total_bytes);
     set_bytes(object, "available_bytes", m.available_bytes);
     set_bytes(object, "cgroup_bytes", m.cgroup_bytes);
-    object = check(doctor, "memlock", STATE_OK, "%s may be locked; nothing of this build needs it",
+    object = check(doctor, "memlock", STATE_OK,
+                   "%s may be locked: pools in GPU memory and pin=required want all of dram",
                    bytes_or(m.memlock_bytes, "any amount", a));
     set_bytes(object, "memlock_bytes", m.memlock_bytes);
     /* a disk root keeps at most a few tens of segment files open */
@@ -150,6 +158,98 @@ static void check_io(struct doctor *doctor, const char *dir, uint64_t bytes)
     json_object_set_new(object, "read_gbps", json_real(io.read_gbps));
 }
 
+/* The device that a pool in GPU memory would use, or why there is none. */
+static void check_gpu(struct doctor *doctor)
+{
+    struct kvt_gpu *gpu = NULL;
+    struct kvt_gpu_info info;
+    char reason[256] = "";
+    int rc = kvt_gpu_open(&(struct kvt_gpu_opts){.device = 0}, &gpu, reason, sizeof(reason));
+
+    if (rc) {
+        check(doctor, "gpu", STATE_OFF, "%s; pools in host memory work without one",
+              reason[0] ? reason : kvt_strerror(rc));
+        return;
+    }
+    kvt_gpu_info(gpu, &info);
+    json_t *object = check(doctor, "gpu", STATE_OK,
+                           "%s, compute capability %d.%d, driver for CUDA %d.%d: pools in its "
+                           "memory can be registered",
+                           info.name, info.capability / 10, info.capability % 10,
+                           info.driver_version / 1000, info.driver_version % 1000 / 10);
+    json_object_set_new(object, "device", json_string(info.name));
+    json_object_set_new(object, "capability", json_integer(info.capability));
+    kvt_gpu_close(gpu);
+}
+
+/* A store that is there already: who has it, and what its last numbers complain of. */
+static void check_store(struct doctor *doctor, const char *dir)
+{
+    json_t *counters = dir ? kvt_stats_read(dir, NULL) : NULL;
+    struct kvt_stat_facts facts = {.path = dir, .counters = counters};
+    size_t i, warnings = 0;
+    const char *first = "";
+    json_t *verdict;
+
+    if (!counters)
+        return;
+    facts.owner_pid = kvt_dir_owner(dir);
+    json_t *verdicts = kvt_stat_verdicts(&facts);
+    json_array_foreach(verdicts, i, verdict)
+    {
+        if (strcmp(json_string_value(json_object_get(verdict, "state")), "warn") != 0)
+            continue;
+        if (!warnings++)
+            first = json_string_value(json_object_get(verdict, "text"));
+    }
+    char owner[64] = "no process owns it";
+    if (facts.owner_pid)
+        snprintf(owner, sizeof(owner), "process %lld owns it", (long long)facts.owner_pid);
+    json_t *object = check(doctor, "store", warnings ? STATE_WARN : STATE_OK,
+                           "%s: a store is there, %s; %zu warnings in its last numbers%s%s; beside "
+                           "an owner 'kvtier stat', 'top', 'verify' and 'inspect' work",
+                           dir, owner, warnings, warnings ? ", the first: " : "", first);
+    json_object_set_new(object, "warnings", json_integer((json_int_t)warnings));
+    json_decref(verdicts);
+    json_decref(counters);
+}
+
+/* Do the options fit the machine? Only what was set by hand or by the environment can be too much;
+ * the default of dram may be, too, on a very small one. */
+static void check_options(struct doctor *doctor, const struct kvt_config *config)
+{
+    const struct kvt_settings *settings = &config->settings;
+    struct kvt_doctor_memory m;
+    char want[32], have[32];
+
+    kvt_doctor_memory(&m);
+    uint64_t room = KVT_MIN(m.available_bytes ? m.available_bytes : UINT64_MAX, m.cgroup_bytes);
+    if (settings->dram > room)
+        check(doctor, "dram", STATE_WARN,
+              "dram=%s, and %s can be had: the kernel would kill or swap; lower it, or free memory",
+              kvt_human_bytes(settings->dram, want), kvt_human_bytes(room, have));
+    for (uint32_t i = 0; i < settings->disk_count; i++) {
+        const struct kvt_disk_setting *disk = &settings->disks[i];
+        struct statvfs fs;
+        char why[KVT_ROOT_WHY_MAX], parent[PATH_MAX];
+        int rc = kvt_root_check(disk->path, why);
+        if (rc < 0) {
+            check(doctor, "root", STATE_FAIL, "%s", why);
+            continue;
+        }
+        if (rc == 1 && kvt_root_parent(disk->path, parent, sizeof(parent)))
+            continue;
+        if (statvfs(rc == 1 ? parent : disk->path, &fs))
+            continue;
+        uint64_t total = (uint64_t)fs.f_blocks * fs.f_frsize;
+        if (disk->cap_bytes > total)
+            check(doctor, "root", STATE_WARN,
+                  "%s: its cap of %s is more than the whole file system, %s: lower it, or writes "
+                  "will find it full",
+                  disk->path, kvt_human_bytes(disk->cap_bytes, want), kvt_human_bytes(total, have));
+    }
+}
+
 static void check_rest(struct doctor *doctor)
 {
     char why[160];
@@ -158,8 +258,7 @@ static void check_rest(struct doctor *doctor)
     check(doctor, "io_uring", rc ? STATE_OFF : STATE_OK, "%s%s", why,
           rc ? ": disks are read and written by threads (posix)"
              : ": used where it is faster than threads, measured at open");
-    check(doctor, "gpu", STATE_OFF,
-          "host memory pools only: the GPU kernels are not used by the cache yet");
+    check_gpu(doctor);
 #ifdef KVT_HAVE_LLAMA
     check(doctor, "llama.cpp", STATE_OK, "adapter built in");
 #else
@@ -207,6 +306,8 @@ int kvt_cmd_doctor(int argc, char **argv)
     check_codec(&doctor);
     check_memory(&doctor);
     check_io(&doctor, dir, probe_bytes & ~UINT64_C(4095));
+    check_store(&doctor, dir);
+    check_options(&doctor, config);
     check_rest(&doctor);
     if (doctor.json)
         rc = kvt_cli_json(json_pack("{s:s, s:b, s:O, s:o}", "version", kvt_version(), "ok",
