@@ -100,6 +100,25 @@ struct kvt_lookup_opts {
 long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                 const struct kvt_lookup_opts *opts, enum kvt_tier *tiers);
 
+/* A prompt's blocks of one group, for kvt_lookup_groups(). */
+struct kvt_group_chain {
+    uint16_t group;
+    uint16_t reserved;          /* 0 */
+    const struct kvt_key *keys; /* of its blocks from the start of the prompt on, borrowed */
+    size_t n;
+    enum kvt_tier *tiers; /* output, n entries: where each key is, as far as it was asked for */
+    size_t first, count;  /* output: blocks [first, first + count) are what the hit needs */
+};
+
+/* The longest prefix of a prompt that every group of the layout can serve, in tokens: it ends where
+ * a block of each group ends, and needs what enum kvt_group_kind says.
+ * chains: one for each group of the layout, in any order; tiers, first and count are outputs.
+ * max_tokens: the hit may be that long: the prompt's tokens less one, when one must be computed.
+ * Blocks: for a round trip per group. Allocates: never. Returns 0..max_tokens or a negative error.
+ * What is stored of window and state groups is found and kept without the blocks before it. */
+long kvt_lookup_groups(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
+                       size_t max_tokens, const struct kvt_lookup_opts *opts);
+
 /* How many whole blocks of a prompt of n_tokens may be loaded so that at least one token is left to
  * compute: (n_tokens - 1) / block_tokens. "short" when 0. */
 size_t kvt_usable_blocks(uint32_t block_tokens, size_t n_tokens);
@@ -134,7 +153,7 @@ struct kvt_store_opts {
 #define KVT_STORE_OPTS_SIZE_0 32u
 
 /* Queue the store of n blocks of one chain out of pool pages.
- * keys:    n keys of one chain, parents first. Borrowed until return.
+ * keys:    n keys of one chain and group, parents first. Borrowed until return.
  * ids:     n page numbers, each < block_count. The pages are read until completion.
  * n:       0 is allowed: the request is complete at once, and is freed like any other.
  * opts:    NULL for defaults.

@@ -112,9 +112,9 @@ static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const st
     return call_finish(cache, &call, msg);
 }
 
-static int call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, bool one_group)
+int kvt_call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
-    if (ns == NULL || (keys == NULL && n != 0) || !kvt_keys_ok(ns, keys, n, one_group))
+    if (ns == NULL || (keys == NULL && n != 0) || !kvt_keys_ok(ns, keys, n, false))
         return KVT_E_INVAL;
     int rc = kvt_cache_enter_live(ns->cache);
     if (rc == 0) {
@@ -124,7 +124,7 @@ static int call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, b
     return rc;
 }
 
-static void call_leave(struct kvt_ns *ns)
+void kvt_call_leave(struct kvt_ns *ns)
 {
     struct kvt_cache *cache = ns->cache;
     cache->callers--;
@@ -164,23 +164,23 @@ static int min_level_of(int level)
     return level >= KVT_LEVEL_DEFAULT && level <= KVT_LEVEL_RAW ? level : KVT_E_INVAL;
 }
 
-static long lookup_chain(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
-                         enum kvt_tier *tiers)
+long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
+                     bool each, enum kvt_tier *tiers)
 {
-    long run = 0;
+    long hits = 0;
     for (size_t at = 0; at < n;) {
         uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
-        struct key_opts use = {.min_level = (uint8_t)min_level, .tiers = tiers ? tiers + at : NULL};
+        struct key_opts use = {(uint8_t)min_level, each, tiers ? tiers + at : NULL};
         int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
                                    keys + at, count, use);
         if (status < 0)
             return status;
-        run += status;
-        if ((uint32_t)status < count)
+        hits += status;
+        if (!each && (uint32_t)status < count)
             break;
         at += count;
     }
-    return run;
+    return hits;
 }
 
 long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
@@ -191,17 +191,21 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
     if (min_level < 0)
         return min_level;
-    int rc = call_enter(ns, keys, n, true);
+    int rc = kvt_call_enter(ns, keys, n);
     if (rc != 0)
         return rc;
+    if (!kvt_keys_ok(ns, keys, n, true)) { /* one chain is of one group */
+        kvt_call_leave(ns);
+        return KVT_E_INVAL;
+    }
     for (size_t i = 0; tiers != NULL && i < n; i++)
         tiers[i] = KVT_TIER_MISS;
     long run = 0;
     if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
-        run = lookup_chain(ns, keys, n, min_level, tiers);
+        run = kvt_call_lookup(ns, keys, n, min_level, false, tiers);
     else
         ns->cache->counters.off_lookup += n;
-    call_leave(ns);
+    kvt_call_leave(ns);
     return run;
 }
 
@@ -213,23 +217,23 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
     if (min_level < 0)
         return min_level;
-    int rc = call_enter(ns, keys, n, false);
+    int rc = kvt_call_enter(ns, keys, n);
     if (rc != 0)
         return rc;
     long queued = 0;
     if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
         queued = call_sum(ns, KVT_OP_PREFETCH, keys, n, (uint8_t)min_level);
-    call_leave(ns);
+    kvt_call_leave(ns);
     return queued;
 }
 
 static long keys_call(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys, size_t n)
 {
-    int rc = call_enter(ns, keys, n, false);
+    int rc = kvt_call_enter(ns, keys, n);
     if (rc != 0)
         return rc;
     long sum = call_sum(ns, op, keys, n, 0);
-    call_leave(ns);
+    kvt_call_leave(ns);
     return sum;
 }
 
@@ -258,7 +262,7 @@ static long purge_all(struct kvt_ns *ns)
 
 long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
-    int rc = call_enter(ns, keys, keys != NULL ? n : 0, false);
+    int rc = kvt_call_enter(ns, keys, keys != NULL ? n : 0);
     if (rc != 0)
         return rc;
     struct kvt_cache *cache = ns->cache;
@@ -269,7 +273,7 @@ long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
     cache->purges--;
     if (cache->room_waiters > 0)
         pthread_cond_broadcast(&cache->room);
-    call_leave(ns);
+    kvt_call_leave(ns);
     return removed;
 }
 

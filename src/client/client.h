@@ -399,6 +399,13 @@ void kvt_requests_free(struct kvt_cache *cache);
 void kvt_requests_cancel_all(struct kvt_cache *cache); /* lock held */
 
 /* call.c: one round trip. The caller holds the lock; it is released while waiting. */
+/* Between _enter() (errors as of kvt_cache_enter_live(); KVT_E_INVAL) and _leave() the lock is held
+ * and the namespace stays. */
+int kvt_call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
+void kvt_call_leave(struct kvt_ns *ns);
+/* Keys of one group that are there: the leading run, or, each: all of them. tiers: optional. */
+long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
+                     bool each, enum kvt_tier *tiers);
 int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle);
 int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max, uint32_t *count);
 

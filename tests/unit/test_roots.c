@@ -270,6 +270,22 @@ static void odd_files_in_a_root(void **state)
     }
 }
 
+/* One directory under two names: the second is refused by a sentence that says so. */
+static void the_same_directory_spelt_twice(void **state)
+{
+    struct rig_shape shape = rig_shape_small(BLOCKS);
+    char spelt[300];
+
+    (void)state;
+    rig_init(&rig, &shape, "dram=1MiB,disk_required=yes", "32MiB");
+    snprintf(spelt, sizeof(spelt), "%s,disk=%s/../%s:32MiB", rig.config, rig.dir,
+             strrchr(rig.dir, '/') + 1);
+    snprintf(rig.config, sizeof(rig.config), "%s", spelt);
+    assert_int_equal(rig_try_open(&rig), KVT_E_LOCKED);
+    assert_non_null(strstr(rig.error, "under two names"));
+    assert_null(strstr(rig.error, "stop it")); /* that would be this process */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +295,7 @@ int main(void)
         cmocka_unit_test_teardown(not_a_directory_of_ours, tear_down),
         cmocka_unit_test_teardown(a_name_of_ours_is_no_proof, tear_down),
         cmocka_unit_test_teardown(odd_files_in_a_root, tear_down),
+        cmocka_unit_test_teardown(the_same_directory_spelt_twice, tear_down),
     };
     int failed;
 
