@@ -116,8 +116,10 @@ static void store_params(struct kvt_cache *cache, struct kvt_store_params *param
     params->stats_lines = kvt_stats_lines;
     params->stats_ctx = cache;
     for (uint32_t i = 0; i < settings->disk_count; i++) {
+        params->roots_pending += cache->roots[i].waiting;
         if (cache->roots[i].io == NULL)
             continue;
+        cache->roots[i].number = (int)params->root_count;
         numbers[params->root_count] = i;
         params->roots[params->root_count].io = cache->roots[i].io;
         params->roots[params->root_count].cap_bytes = cache->roots[i].cap_bytes;
@@ -147,6 +149,7 @@ static int store_open(struct kvt_cache *cache, char *error, size_t error_len)
         kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it)",
                 cache->roots[numbers[bad]].state);
     }
+    cache->roots_used = params.root_count;
     if (rc == 0) {
         rc = kvt_owner_start(cache->owner, store, &params);
         if (rc != 0)
@@ -166,6 +169,7 @@ static int locks_init(struct kvt_cache *cache)
     pthread_cond_init(&cache->idle, &attr);
     pthread_cond_init(&cache->room, &attr);
     pthread_cond_init(&cache->work, &attr);
+    pthread_cond_init(&cache->again, &attr);
     pthread_condattr_destroy(&attr);
     return -rc;
 }
@@ -224,7 +228,9 @@ static int threads_start(struct kvt_cache *cache)
         return rc;
     cache->connected = true;
     rc = kvt_reply_start(cache);
-    return rc != 0 ? rc : kvt_workers_start(cache);
+    if (rc == 0)
+        rc = kvt_workers_start(cache);
+    return rc != 0 ? rc : kvt_roots_retry_start(cache);
 }
 
 /* Undo open, whatever part of it was done. No request is active. */
@@ -233,6 +239,7 @@ static void tear_down(struct kvt_cache *cache)
     kvt_lanes_close(cache); /* its pins go before the arena does */
     kvt_workers_stop(cache);
     kvt_reply_stop(cache);
+    kvt_roots_retry_stop(cache);
     if (cache->connected)
         kvt_owner_disconnect(cache->owner, &cache->channel);
     if (cache->owner != NULL)
@@ -250,6 +257,7 @@ static void tear_down(struct kvt_cache *cache)
     pthread_cond_destroy(&cache->idle);
     pthread_cond_destroy(&cache->room);
     pthread_cond_destroy(&cache->work);
+    pthread_cond_destroy(&cache->again);
     pthread_mutex_destroy(&cache->lock);
     pthread_mutex_destroy(&cache->gpu_lock);
     kvt_config_free(cache->config);

@@ -210,6 +210,8 @@ struct kvt_root_state {
     uint64_t cap_bytes;
     struct kvt_io *io; /* NULL: not in use */
     int error;         /* why not */
+    int number;        /* the store's, -1: not in use */
+    bool waiting;      /* another process holds it: tried again */
     char state[512];   /* "ok", or the sentence that says why it is off */
     char backend[32];
     char backend_why[256]; /* why this one */
@@ -239,18 +241,22 @@ struct kvt_cache {
     uint32_t worker_count;
     pthread_t reply_thread;
     bool reply_running;
+    pthread_t retry_thread; /* takes roots over that others let go of (roots.c) */
+    bool retry_running;
     const char *gpu_library;  /* the CUDA driver; NULL: where it usually is. Set by tests */
     pthread_mutex_t gpu_lock; /* lanes and their stages (gpu_pool.c); taken before lock */
     struct kvt_lane *lanes;
 
     pthread_mutex_t lock; /* everything below */
-    bool closing, stop_workers, stop_reply;
-    bool stuck;          /* a message waits for room in the request ring */
-    bool broken;         /* disconnected, or the reply ring is malformed: nothing more is asked */
-    uint32_t callers;    /* API calls that may touch the cache after unlocking */
-    pthread_cond_t idle; /* callers, refs or active requests went down */
-    pthread_cond_t room; /* credits, flights or ring space came back */
-    pthread_cond_t work; /* a block is READY */
+    bool closing, stop_workers, stop_reply, stop_retry;
+    bool stuck;           /* a message waits for room in the request ring */
+    bool broken;          /* disconnected, or the reply ring is malformed: nothing more is asked */
+    uint32_t callers;     /* API calls that may touch the cache after unlocking */
+    pthread_cond_t idle;  /* callers, refs or active requests went down */
+    pthread_cond_t room;  /* credits, flights or ring space came back */
+    pthread_cond_t work;  /* a block is READY */
+    pthread_cond_t again; /* stop_retry */
+    uint32_t roots_used;  /* by the store */
     uint32_t workers_idle, room_waiters;
     uint32_t purges; /* calls in kvt_purge() */
 
@@ -293,6 +299,9 @@ bool kvt_cache_forked(const struct kvt_cache *cache);
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
 int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len);
 void kvt_roots_close(struct kvt_cache *cache);
+/* Try again, in the background, to take the roots that another process holds. */
+int kvt_roots_retry_start(struct kvt_cache *cache);
+void kvt_roots_retry_stop(struct kvt_cache *cache);
 /* Why a root cannot be used, in one sentence: the path, what is wrong, the remedy. code: what
  * opening or locking it returned; owner_pid: 0 when not known. */
 void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t owner_pid,

@@ -13,9 +13,13 @@
 #include "kvtier/codec.h"
 #include "kvtier/version.h"
 
+#define ROOT_VALUES (sizeof(struct kvt_store_root_state) / sizeof(uint64_t))
+
 struct snapshot {
     struct kvt_store_stats store;
-    uint64_t store_values[KVT_STORE_STAT_COUNT];
+    uint64_t store_values[KVT_STORE_STAT_COUNT + KVT_DISKS_MAX * ROOT_VALUES];
+    struct kvt_root_state roots[KVT_DISKS_MAX];
+    uint32_t roots_known; /* behind the numbers */
     struct kvt_client_counters client;
     uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes, arena_pinned;
     char gpu_state[256];
@@ -32,7 +36,11 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     if (rc != 0)
         return rc;
     cache->callers++;
-    rc = kvt_call_stat(cache, snapshot->store_values, KVT_STORE_STAT_COUNT, &count);
+    rc =
+        kvt_call_stat(cache, snapshot->store_values, KVT_ARRAY_LEN(snapshot->store_values), &count);
+    if (count > KVT_STORE_STAT_COUNT)
+        snapshot->roots_known = (count - (uint32_t)KVT_STORE_STAT_COUNT) / ROOT_VALUES;
+    memcpy(snapshot->roots, cache->roots, sizeof(snapshot->roots));
     snapshot->client = cache->counters;
     snapshot->requests_active = cache->active_count;
     snapshot->requests_held = cache->held_count;
@@ -62,16 +70,41 @@ static void numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
 #undef KVT_X
 }
 
+/* What the store says of a root that is in use: writes that fail make its state. */
+static void root_report(struct snapshot *snapshot, uint32_t i, kvt_stats_fn fn, void *arg)
+{
+    struct kvt_root_state *root = &snapshot->roots[i];
+    struct kvt_store_root_state state = {.failing = 0};
+    char name[48];
+    if (root->io != NULL && root->number >= 0 && (uint32_t)root->number < snapshot->roots_known)
+        memcpy(&state,
+               &snapshot->store_values[KVT_STORE_STAT_COUNT + (uint32_t)root->number * ROOT_VALUES],
+               sizeof(state));
+    if (state.failing != 0) {
+        root->error = state.failing;
+        (void)snprintf(root->state, sizeof(root->state),
+                       "disk root %.250s: writing fails, what it holds is still read: %s (%d)",
+                       root->path, kvt_strerror(state.failing), (int)state.failing);
+    }
+    (void)snprintf(name, sizeof(name), "disk.%" PRIu32 ".bytes_used", i);
+    fn(arg, name, state.bytes_used, NULL, "bytes of all files of this root");
+    (void)snprintf(name, sizeof(name), "disk.%" PRIu32 ".read_fail", i);
+    fn(arg, name, state.read_fails, NULL, "reads of this root that failed");
+}
+
 /* "disk.state" and its like: the first root that is off, else the first one. "disk.0.state" and so
  * on are there for each. */
-static void root_texts(const struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
+static void root_texts(const struct kvt_cache *cache, struct snapshot *snapshot, kvt_stats_fn fn,
+                       void *arg)
 {
     static const char none[] = "none";
     uint32_t count = cache->settings->disk_count;
-    const struct kvt_root_state *first = count > 0 ? &cache->roots[0] : NULL;
+    for (uint32_t i = 0; i < count; i++)
+        root_report(snapshot, i, fn, arg);
+    const struct kvt_root_state *first = count > 0 ? &snapshot->roots[0] : NULL;
     for (uint32_t i = 0; i < count; i++) {
-        if (cache->roots[i].io == NULL) {
-            first = &cache->roots[i];
+        if (snapshot->roots[i].io == NULL || snapshot->roots[i].error != 0) {
+            first = &snapshot->roots[i];
             break;
         }
     }
@@ -81,7 +114,7 @@ static void root_texts(const struct kvt_cache *cache, kvt_stats_fn fn, void *arg
     fn(arg, "disk.backend_why", 0, first ? first->backend_why : none, "why this backend");
     fn(arg, "disk.why", 0, first ? first->why : none, "why direct or buffered");
     for (uint32_t i = 0; i < count; i++) {
-        const struct kvt_root_state *root = &cache->roots[i];
+        const struct kvt_root_state *root = &snapshot->roots[i];
         const struct {
             const char *what, *text, *help;
         } texts[] = {{"path", root->path, "directory of this root"},
@@ -135,7 +168,7 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
        "off: every lookup misses, every store does nothing");
     fn(arg, "gpu.state", 0, snapshot.gpu_state,
        "the GPU of the last pool in GPU memory, or why not");
-    root_texts(cache, fn, arg);
+    root_texts(cache, &snapshot, fn, arg);
     struct config_arg to = {fn, arg};
     kvt_config_each(cache->config, config_text, &to);
     return 0;

@@ -1,8 +1,11 @@
 /* Roots: opening and locking the disk directories of a cache, and the sentences that say why one
  * cannot be used and what to do about it. Nothing is deleted here, ever.
  *
- * Threads: kvt_open() and kvt_close() only; the states are read-only in between. The log inside a
- * root is opened by the store.
+ * A root that another process holds is tried again every half second, by a thread of its own, and
+ * used from the moment on when its owner has let go of it or died.
+ *
+ * Threads: kvt_open() and kvt_close(), and the retry thread in between: it changes states under the
+ * cache's lock. The log inside a root is opened by the store.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -15,6 +18,8 @@
 #include <unistd.h>
 
 #include "client/client.h"
+
+#define RETRY_NS INT64_C(500000000)
 
 /* The first thing in a directory, itself not a link, that is no regular file. */
 static bool odd_file(const char *path, char *name, size_t len)
@@ -167,15 +172,20 @@ void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t o
 #undef SAY
 }
 
-void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid)
+static void root_off(struct kvt_root_state *root, int code, int64_t owner_pid)
 {
-    struct kvt_root_state *root = &cache->roots[number];
     if (root->io != NULL)
         root->io->ops->destroy(root->io);
     root->io = NULL;
     root->error = code;
+    root->number = -1;
     kvt_root_describe(root->path, root->cap_bytes, code, owner_pid, root->state,
                       sizeof(root->state));
+}
+
+void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid)
+{
+    root_off(&cache->roots[number], code, owner_pid);
 }
 
 static void note_info(struct kvt_root_state *root)
@@ -190,9 +200,8 @@ static void note_info(struct kvt_root_state *root)
     root->direct = info.direct;
 }
 
-static int open_one(struct kvt_cache *cache, uint32_t number)
+static int open_one(const struct kvt_cache *cache, struct kvt_root_state *root)
 {
-    struct kvt_root_state *root = &cache->roots[number];
     const struct kvt_settings *settings = cache->settings;
     struct kvt_io_posix_params params = {.path = root->path,
                                          .threads = (int)settings->io_threads,
@@ -214,7 +223,7 @@ static int open_one(struct kvt_cache *cache, uint32_t number)
             rc = root->io->ops->lock(root->io, &owner_pid);
     }
     if (rc != 0) {
-        kvt_roots_drop(cache, number, rc, owner_pid);
+        root_off(root, rc, owner_pid);
         return rc;
     }
     (void)snprintf(root->state, sizeof(root->state), "ok");
@@ -236,14 +245,17 @@ int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len)
         struct kvt_root_state *root = &cache->roots[i];
         root->path = settings->disks[i].path;
         root->cap_bytes = settings->disks[i].cap_bytes;
-        int rc = open_one(cache, i);
+        root->number = -1;
+        int rc = open_one(cache, root);
+        root->waiting = rc == KVT_E_LOCKED;
         if (rc == 0)
             continue;
         if (settings->disk_required) {
             (void)snprintf(error, error_len, "%s", root->state);
             return rc;
         }
-        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it)", root->state);
+        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it%s)", root->state,
+                root->waiting ? ", and trying again" : "");
     }
     return 0;
 }
@@ -255,4 +267,78 @@ void kvt_roots_close(struct kvt_cache *cache)
             cache->roots[i].io->ops->destroy(cache->roots[i].io);
         cache->roots[i].io = NULL;
     }
+}
+
+/* Nobody holds root i any more: open it and hand it to the running store. */
+static void take_over(struct kvt_cache *cache, uint32_t i)
+{
+    struct kvt_root_state root = {.path = cache->roots[i].path,
+                                  .cap_bytes = cache->roots[i].cap_bytes};
+    int rc = open_one(cache, &root);
+    if (rc == 0) {
+        const struct kvt_store_root add = {.io = root.io,
+                                           .cap_bytes = root.cap_bytes,
+                                           .files_max = kvt_settings_files(cache->settings)};
+        rc = kvt_owner_root_add(cache->owner, &add);
+        if (rc != 0)
+            root_off(&root, rc, 0);
+    }
+    root.waiting = rc == KVT_E_LOCKED || rc == -EAGAIN;
+    if (rc == 0)
+        kvt_log(&cache->log, KVT_LOG_INFO, "disk root %.250s is free: in use from now on",
+                root.path);
+    else if (!root.waiting)
+        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it)", root.state);
+    pthread_mutex_lock(&cache->lock);
+    if (rc == 0)
+        root.number = (int)cache->roots_used++;
+    cache->roots[i] = root;
+    pthread_mutex_unlock(&cache->lock);
+}
+
+static void *retry_main(void *arg)
+{
+    struct kvt_cache *cache = arg;
+    pthread_mutex_lock(&cache->lock);
+    for (bool any = true; any && !cache->stop_retry;) {
+        int64_t at = kvt_clock_now(&cache->clock) + RETRY_NS;
+        struct timespec until = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
+        (void)pthread_cond_timedwait(&cache->again, &cache->lock, &until);
+        any = false;
+        for (uint32_t i = 0; i < cache->settings->disk_count && !cache->stop_retry; i++) {
+            if (!cache->roots[i].waiting)
+                continue;
+            pthread_mutex_unlock(&cache->lock);
+            if (kvt_io_posix_held(cache->settings->disks[i].path) == 0)
+                take_over(cache, i);
+            pthread_mutex_lock(&cache->lock);
+            any = any || cache->roots[i].waiting;
+        }
+    }
+    pthread_mutex_unlock(&cache->lock);
+    return NULL;
+}
+
+int kvt_roots_retry_start(struct kvt_cache *cache)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < cache->settings->disk_count; i++)
+        any = any || cache->roots[i].waiting;
+    if (!any)
+        return 0;
+    int rc = kvt_thread_start(&cache->retry_thread, "kvt-roots", retry_main, cache);
+    cache->retry_running = rc == 0;
+    return rc;
+}
+
+void kvt_roots_retry_stop(struct kvt_cache *cache)
+{
+    if (!cache->retry_running)
+        return;
+    pthread_mutex_lock(&cache->lock);
+    cache->stop_retry = true;
+    pthread_cond_broadcast(&cache->again);
+    pthread_mutex_unlock(&cache->lock);
+    pthread_join(cache->retry_thread, NULL);
+    cache->retry_running = false;
 }

@@ -184,7 +184,7 @@ struct kvt_msg_cancel {
 };
 
 /* FLUSH: header only; reply.status. STAT: header only; the reply carries the counters of
- * store/counters.h in their order, then text as zero-terminated strings. */
+ * store/counters.h in their order, then for each root a struct kvt_store_root_state (store.h). */
 struct kvt_msg_stat_reply {
     struct kvt_msg msg; /* count: number of values */
     uint64_t values[];

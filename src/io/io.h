@@ -135,6 +135,10 @@ int kvt_io_posix_new(const struct kvt_io_posix_params *params, struct kvt_io **o
  * why gets a sentence either way. Nothing is left open. */
 int kvt_io_uring_probe(char *why, size_t why_len);
 
+/* Whether somebody holds the lock of the root at path now: 1, 0, or -errno. Starts nothing, makes
+ * nothing, takes nothing. */
+int kvt_io_posix_held(const char *path);
+
 /* Files in memory; completions happen inside reap(). capacity_bytes bounds all files (ENOSPC).
  * kvt_io_mem_clone() copies the files of an instance (what a crash would leave behind when every
  * write reached the disk): the model test and the simulator reopen from it. */

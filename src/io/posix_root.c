@@ -179,6 +179,26 @@ static int take_lock(int fd, int read_only)
     return errno == EAGAIN || errno == EACCES || errno == EWOULDBLOCK ? KVT_E_LOCKED : -errno;
 }
 
+int kvt_io_posix_held(const char *path)
+{
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    int dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int rc = 0, fd;
+
+    if (dir_fd < 0)
+        return -errno;
+    fd = openat(dir_fd, LOCK_NAME, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    close(dir_fd);
+    if (fd < 0)
+        return errno == ENOENT ? 0 : -errno;
+    if (!fcntl(fd, F_OFD_GETLK, &range))
+        rc = range.l_type != F_UNLCK;
+    else if (flock(fd, LOCK_SH | LOCK_NB)) /* where the system has no such locks: see take_lock() */
+        rc = errno == EWOULDBLOCK ? 1 : -errno;
+    close(fd);
+    return rc;
+}
+
 int kvt_posix_lock(int dir_fd, int read_only, int64_t *owner_pid)
 {
     int flags = read_only ? KVT_IO_OPEN_READ_ONLY : KVT_IO_OPEN_CREATE;

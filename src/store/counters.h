@@ -86,6 +86,7 @@
     X(pinned_blocks, "pin.blocks", "blocks pinned by kvt_pin")                               \
     X(pinned_bytes, "pin.bytes", "bytes of records pinned by kvt_pin")                       \
     X(disk_roots, "disk.roots", "roots in use")                                              \
+    X(disk_failing, "disk.roots_failing", "roots whose last write failed")                   \
     X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                               \
     X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")                 \
     X(disk_blocks, "disk.blocks", "blocks on disk")                                          \

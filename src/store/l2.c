@@ -258,7 +258,7 @@ int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_
     l2->super.file = l2->journal.file = -1;
     l2->prepare.slot = -1;
     l2->pause_until_ns = l2->create_retry_ns = l2->prepare.retry_ns = INT64_MIN;
-    l2->super.retry_ns = INT64_MIN;
+    l2->super.retry_ns = l2->failure_log_ns = INT64_MIN;
     l2->pause_ns = KVT_L2_PAUSE_NS_MIN;
     rc = parts_alloc(l2);
     if (!rc)

@@ -119,6 +119,8 @@ void kvt_l2_reserve_sequence(struct kvt_l2 *l2, uint64_t upto);
  * 0 accepted; -EAGAIN two writes are in flight: call again after progress; nothing is taken. */
 int kvt_l2_append(struct kvt_l2 *l2, struct kvt_l2_write *list);
 bool kvt_l2_can_append(const struct kvt_l2 *l2);
+/* Writes have failed repeatedly and are not tried for the moment: what is appended is refused. */
+bool kvt_l2_paused(const struct kvt_l2 *l2);
 
 /* The segment that is recycled next, when fewer than two are at hand for new records. false: enough
  * are, or none may go. Cheap. */
@@ -159,6 +161,7 @@ struct kvt_l2_stats {
     uint64_t enospc;
     uint64_t writes_in_flight;
     uint64_t reads_in_flight;
+    int failing;            /* why writes fail: 0 once one has worked again */
     uint64_t erases_queued; /* purged ranges whose bytes have not been overwritten yet */
 };
 void kvt_l2_stats(const struct kvt_l2 *l2, struct kvt_l2_stats *stats);

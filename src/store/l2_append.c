@@ -260,8 +260,7 @@ bool kvt_l2_append_report(struct kvt_l2 *l2, int64_t now)
         struct kvt_l2_active *active = batch->active;
 
         if (batch->status) {
-            kvt_log(&l2->params.log, KVT_LOG_WARN, "write to segment %u failed: %s",
-                    (unsigned)active->segment, kvt_strerror(batch->status));
+            kvt_l2_log_failure(l2, "a write", active->segment, batch->status);
             active->failed = true;
             if (batch->status == KVT_E_NO_SPACE)
                 l2->segments[active->segment].retry_ns = now + KVT_L2_PAUSE_NS_MIN;

@@ -46,9 +46,10 @@
 #define KVT_L2_READ_BYTES_MAX (4u << 20)
 #define KVT_L2_GENERATION_STRIDE 64u
 #define KVT_L2_SEQUENCE_STRIDE (1u << 20)
-#define KVT_L2_PAUSE_NS_MIN 1000000000ll  /* after repeated write failures, doubling ... */
-#define KVT_L2_PAUSE_NS_MAX 16000000000ll /* ... up to here */
-#define KVT_L2_RETRY_NS 20000000ll        /* nothing to recycle yet: pinned or being read */
+#define KVT_L2_PAUSE_NS_MIN 1000000000ll    /* after repeated write failures, doubling ... */
+#define KVT_L2_PAUSE_NS_MAX 16000000000ll   /* ... up to here */
+#define KVT_L2_FAILURE_LOG_NS 10000000000ll /* failed writes are logged that often at most */
+#define KVT_L2_RETRY_NS 20000000ll          /* nothing to recycle yet: pinned or being read */
 #define KVT_L2_NONE UINT32_MAX
 
 enum kvt_l2_state {
@@ -272,6 +273,8 @@ struct kvt_l2 {
     uint32_t fail_streak, create_fails;
     int64_t pause_until_ns, pause_ns, create_retry_ns;
     int pause_status;
+    int64_t failure_log_ns;
+    uint32_t failures_unlogged;
 
     struct kvt_l2_super super;
     struct kvt_l2_flush flush;
@@ -302,6 +305,7 @@ int kvt_l2_segment_unlink(struct kvt_l2 *l2, uint32_t segment);
 /* l2_prepare.c */
 void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now);
 void kvt_l2_failed(struct kvt_l2 *l2, int status, int64_t now);
+void kvt_l2_log_failure(struct kvt_l2 *l2, const char *what, uint32_t segment, int status);
 void kvt_l2_worked(struct kvt_l2 *l2);
 
 /* l2_append.c */

@@ -19,6 +19,7 @@
 void kvt_l2_worked(struct kvt_l2 *l2)
 {
     l2->fail_streak = 0;
+    l2->stats.failing = 0;
     l2->pause_ns = KVT_L2_PAUSE_NS_MIN;
     l2->pause_until_ns = INT64_MIN;
 }
@@ -37,11 +38,33 @@ static void no_room(struct kvt_l2 *l2, int64_t now)
     pause_writes(l2, KVT_E_NO_SPACE, now);
 }
 
+bool kvt_l2_paused(const struct kvt_l2 *l2)
+{
+    return l2->pause_until_ns > kvt_l2_now(l2);
+}
+
+/* A drive that fails, fails often: one line an interval, with what happened in between. */
+void kvt_l2_log_failure(struct kvt_l2 *l2, const char *what, uint32_t segment, int status)
+{
+    int64_t now = kvt_l2_now(l2);
+
+    if (now < l2->failure_log_ns) {
+        l2->failures_unlogged++;
+        return;
+    }
+    kvt_log(&l2->params.log, KVT_LOG_WARN,
+            "segment %u: %s failed: %s (%d); %u more since the last such line", (unsigned)segment,
+            what, kvt_strerror(status), status, (unsigned)l2->failures_unlogged);
+    l2->failures_unlogged = 0;
+    l2->failure_log_ns = now + KVT_L2_FAILURE_LOG_NS;
+}
+
 /* One failure may be a bad spot and costs one segment's rest; a second one in a row is a bad drive:
  * wait, so that retrying does not evict everything. For lack of space the log goes on in segments
  * that have theirs, and pauses only when there is none. */
 void kvt_l2_failed(struct kvt_l2 *l2, int status, int64_t now)
 {
+    l2->stats.failing = status;
     if (status == KVT_E_NO_SPACE) {
         l2->stats.enospc++;
         l2->create_retry_ns = now + KVT_L2_PAUSE_NS_MIN;
@@ -146,8 +169,7 @@ static void prepare_failed(struct kvt_l2 *l2, int status, int64_t now)
 {
     struct kvt_l2_prepare *prepare = &l2->prepare;
 
-    kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u cannot be prepared: %s",
-            (unsigned)prepare->segment, kvt_strerror(status));
+    kvt_l2_log_failure(l2, "preparing it", prepare->segment, status);
     kvt_l2_file_put(l2, prepare->slot);
     prepare->slot = -1;
     prepare->step = KVT_L2_IDLE;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "kvtier/error.h"
 
 #define CELLS (KVT_NAMESPACES_MAX * 2u) /* power of two; never more than half full */
@@ -189,4 +190,14 @@ bool kvt_namespaces_learn(struct kvt_namespaces *spaces, uint32_t ns, uint8_t ma
     if (!n->record_pages[map])
         n->record_pages[map] = pages;
     return n->record_pages[map] == pages;
+}
+
+uint32_t kvt_namespaces_largest(const struct kvt_namespaces *spaces)
+{
+    uint32_t pages = 0;
+
+    for (uint32_t i = 0; i < spaces->touched; i++)
+        for (unsigned map = 1; spaces->table[i].used && spaces->table[i].opened && map <= 6; map++)
+            pages = KVT_MAX(pages, spaces->table[i].record_pages[map]);
+    return pages * KVT_PAGE_BYTES;
 }

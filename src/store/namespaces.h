@@ -72,4 +72,7 @@ static inline uint32_t kvt_namespace_record_bytes(const struct kvt_namespaces *s
     return spaces->table[ns].record_pages[map] * KVT_PAGE_BYTES;
 }
 
+/* Bytes of the longest record of those opened; 0: none. */
+uint32_t kvt_namespaces_largest(const struct kvt_namespaces *spaces);
+
 #endif

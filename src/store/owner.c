@@ -50,7 +50,9 @@ struct kvt_owner {
     _Atomic int stopping;
     _Atomic int enabled;
     pthread_mutex_t lock; /* of `left` and of giving places out; never held while handling */
-    pthread_cond_t left;
+    pthread_cond_t left;  /* also: root_wanted is done with */
+    const struct kvt_store_root *_Atomic root_wanted;
+    int root_result;
     uint32_t lives;
     struct client clients[CLIENTS_MAX];
     _Alignas(8) uint8_t message[KVT_MSG_BYTES_MAX];
@@ -225,6 +227,44 @@ static void sleep_until(struct kvt_owner *owner, int64_t when)
         return; /* it was not this one */
 }
 
+/* Somebody brings one more root. */
+static void root_turn(struct kvt_owner *owner)
+{
+    /* acquire: pairs with the release of root_add() */
+    const struct kvt_store_root *root =
+        atomic_load_explicit(&owner->root_wanted, memory_order_acquire);
+    int rc;
+
+    if (!root)
+        return;
+    rc = owner->params.root_count == KVT_STORE_ROOTS_MAX ? KVT_E_LIMIT
+                                                         : kvt_store_root_add(owner->store, root);
+    if (rc == 0)
+        owner->params.roots[owner->params.root_count++] = *root;
+    pthread_mutex_lock(&owner->lock);
+    owner->root_result = rc;
+    atomic_store_explicit(&owner->root_wanted, NULL, memory_order_release);
+    pthread_cond_broadcast(&owner->left);
+    pthread_mutex_unlock(&owner->lock);
+}
+
+int kvt_owner_root_add(struct kvt_owner *owner, const struct kvt_store_root *root)
+{
+    int rc;
+
+    pthread_mutex_lock(&owner->lock);
+    while (atomic_load_explicit(&owner->root_wanted, memory_order_relaxed))
+        pthread_cond_wait(&owner->left, &owner->lock); /* another one is being added */
+    /* release: the thread sees what is in it */
+    atomic_store_explicit(&owner->root_wanted, root, memory_order_release);
+    wake(owner);
+    while (atomic_load_explicit(&owner->root_wanted, memory_order_relaxed) == root)
+        pthread_cond_wait(&owner->left, &owner->lock);
+    rc = owner->root_result;
+    pthread_mutex_unlock(&owner->lock);
+    return rc;
+}
+
 static void *owner_thread(void *arg)
 {
     struct kvt_owner *owner = arg;
@@ -239,6 +279,7 @@ static void *owner_thread(void *arg)
         if (want != enabled)
             kvt_store_enable(owner->store, want);
         enabled = want;
+        root_turn(owner);
         any = clients_turn(owner);
         next_run = kvt_store_run(owner->store);
         if (any || owner->again) {

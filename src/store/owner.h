@@ -33,6 +33,11 @@ int kvt_owner_connect(struct kvt_owner *owner, uint32_t ring_bytes, struct kvt_c
 /* Disconnect: pins and uncommitted slots are freed. Blocks until the owner has done it. */
 void kvt_owner_disconnect(struct kvt_owner *owner, struct kvt_channel *channel);
 
+/* Use one more root from now on (kvt_store_root_add() on the thread). Blocks for as long as that
+ * takes, other requests wait too. Any thread. The io is the caller's, until the owner has stopped.
+ */
+int kvt_owner_root_add(struct kvt_owner *owner, const struct kvt_store_root *root);
+
 /* Run-time switch, any thread. */
 void kvt_owner_enable(struct kvt_owner *owner, int on);
 

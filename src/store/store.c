@@ -34,11 +34,11 @@ static void destroy(struct kvt_store *store)
     for (uint32_t i = 0; i < store->disk_count; i++) {
         free(store->disks[i].heads);
         free(store->disks[i].pinned);
+        free(store->disks[i].writes);
         kvt_drain_destroy(&store->disks[i]);
     }
     kvt_scrub_destroy(store);
     kvt_purges_destroy(store);
-    kvt_writes_destroy(store);
     kvt_loads_destroy(store);
     kvt_namespaces_destroy(&store->spaces);
     kvt_policy_destroy(&store->policy);
@@ -64,9 +64,8 @@ static int tables_init(struct kvt_store *store)
     if (!err)
         err = kvt_loads_init(store);
     if (!err)
-        err = kvt_writes_init(store);
-    if (!err)
         err = kvt_purges_init(store);
+    kvt_slot_list_init(&store->write_queue);
     kvt_reads_init(store);
     return err;
 }

@@ -29,6 +29,14 @@ struct kvt_store_root {
     uint32_t files_max; /* segments open at a time; 0: the least */
 };
 
+/* What STAT says of each root, behind the numbers of counters.h. */
+struct kvt_store_root_state {
+    int32_t failing; /* why its writes fail at present; 0: they do not */
+    uint32_t reserved;
+    uint64_t read_fails;
+    uint64_t bytes_used;
+};
+
 struct kvt_store_params {
     void *arena; /* 4 KiB aligned; borrowed until close; clients map the same bytes */
     uint64_t arena_bytes;
@@ -41,7 +49,8 @@ struct kvt_store_params {
                                    namespaces open (the index grows at open time only) */
     uint32_t root_count;
     struct kvt_store_root roots[KVT_STORE_ROOTS_MAX];
-    uint64_t seed;    /* fingerprint secret and others */
+    uint32_t roots_pending; /* roots that may still come by kvt_store_root_add() */
+    uint64_t seed;          /* fingerprint secret and others */
     int test_collide; /* enum kvt_index_collide: tests force collisions of the index; else 0 */
     struct kvt_clock clock;
     struct kvt_log log;
@@ -64,6 +73,11 @@ int kvt_store_root_probe(struct kvt_io *io);
  * (the caller decides whether to try without it); *bad_root, optional, is its number. */
 int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out,
                    uint32_t *bad_root);
+
+/* Recover one more root and use it from now on; blocks as open does. Blocks that are here already
+ * stay what they are; purges since open count for its records too. 0, or as kvt_store_open(), or
+ * -EAGAIN; the io stays the caller's in any case, and is in use after 0. */
+int kvt_store_root_add(struct kvt_store *store, const struct kvt_store_root *root);
 
 /* Write what is queued (bounded by timeout_ns), seal, sync, free. Replies still owed are sent. */
 void kvt_store_close(struct kvt_store *store, int64_t timeout_ns);

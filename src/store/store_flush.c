@@ -76,9 +76,13 @@ static bool writes_ended(const struct kvt_store *store, uint32_t ticket)
     if (oldest != KVT_SLOT_NONE &&
         ticket_before(kvt_slot_at(&store->slots, oldest)->ticket, ticket))
         return false;
-    for (uint32_t i = 0; store->writes_going && i < store->write_count; i++)
-        if (store->writes[i].busy && ticket_before(store->writes[i].ticket, ticket))
-            return false;
+    for (uint32_t root = 0; store->writes_going && root < store->disk_count; root++) {
+        const struct kvt_store_write *writes = store->disks[root].writes;
+
+        for (uint32_t i = 0; i < KVT_STORE_ROOT_WRITES; i++)
+            if (writes[i].busy && ticket_before(writes[i].ticket, ticket))
+                return false;
+    }
     return true;
 }
 

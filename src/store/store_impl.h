@@ -34,6 +34,8 @@
 #define KVT_STORE_FLUSHES 64u
 #define KVT_STORE_PURGES 8u
 #define KVT_STORE_BATCH_RECORDS 256u
+#define KVT_STORE_ROOT_WRITES (2 * KVT_STORE_BATCH_RECORDS) /* two batches in flight */
+#define KVT_STORE_OFF_PURGES 256u
 #define KVT_STORE_BATCH_BYTES_MIN (1u << 20) /* below it a batch waits for more, shortly */
 #define KVT_STORE_BATCH_BYTES_MAX (16u << 20)
 #define KVT_STORE_GATHER_NS 5000000ll       /* 5 ms: a chain's messages arrive within it */
@@ -57,7 +59,9 @@ struct kvt_store_disk { /* one root */
     uint32_t *pinned; /* entries pinned by kvt_pin in each segment */
     uint32_t segments;
     uint64_t cap_bytes;
-    struct kvt_store_drain *drain; /* of store_reinsert.c */
+    struct kvt_store_drain *drain;  /* of store_reinsert.c */
+    struct kvt_store_write *writes; /* KVT_STORE_ROOT_WRITES, all roots' in one free list */
+    uint64_t read_fails;
 };
 
 enum kvt_item_state { KVT_ITEM_WAIT, KVT_ITEM_READING, KVT_ITEM_READY, KVT_ITEM_MISS };
@@ -137,7 +141,8 @@ struct kvt_store_purge {
     struct kvt_store_purge *self[KVT_STORE_ROOTS_MAX]; /* callback contexts, one per root */
     int status;
     uint8_t used;
-    uint8_t whole; /* namespace */
+    uint8_t whole;  /* namespace */
+    uint8_t silent; /* nobody asked: for a root that came later */
     struct kvt_journal_item *items;
 };
 
@@ -155,7 +160,7 @@ struct kvt_store_scrub { /* store_scrub.c */
 };
 
 struct kvt_store {
-    struct kvt_store_params params;
+    struct kvt_store_params params; /* root_count: those at open */
     struct kvt_index index;
     struct kvt_slots slots;
     struct kvt_policy policy;
@@ -175,10 +180,8 @@ struct kvt_store {
     uint32_t recover_capacity;
 
     struct kvt_slot_list write_queue; /* oldest at the tail */
-    struct kvt_store_write *writes;
     struct kvt_store_write *write_free;
     struct kvt_store_write *write_erase; /* landed after their block had gone */
-    uint32_t write_count;
     uint32_t writes_going;
     uint32_t ticket_next;
     int64_t gather_since_ns;
@@ -207,6 +210,8 @@ struct kvt_store {
     struct kvt_store_scrub scrub;
     struct kvt_store_flush flushes[KVT_STORE_FLUSHES];
     struct kvt_store_purge purges[KVT_STORE_PURGES];
+    struct kvt_journal_item off_purges[KVT_STORE_OFF_PURGES]; /* for roots that are still to come */
+    uint32_t off_purge_count;
     struct kvt_journal_item *purge_items;
     uint32_t sweep_cursor;
     uint32_t sweep_found; /* orphans of this pass */
@@ -324,8 +329,8 @@ bool kvt_reads_start(struct kvt_store *store, uint32_t entry, uint32_t slot, boo
 void kvt_reads_run(struct kvt_store *store);
 
 /* ---- store_write.c */
-__attribute__((warn_unused_result)) int kvt_writes_init(struct kvt_store *store);
-void kvt_writes_destroy(struct kvt_store *store);
+__attribute__((warn_unused_result)) int kvt_writes_add_root(struct kvt_store *store,
+                                                            struct kvt_store_disk *disk);
 /* Queue a block for the disk. false: there is no room, it is DROPPED. */
 bool kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound);
 /* Whether the queue takes it now, and it is of use to try. */
@@ -379,11 +384,19 @@ void kvt_purges_destroy(struct kvt_store *store);
 /* Returns whether it wants to run again at once. */
 bool kvt_purges_run(struct kvt_store *store);
 void kvt_purges_end_all(struct kvt_store *store, int status);
+/* Purges of the time before a root came: whether a record of it is covered; journal them there. */
+bool kvt_purge_was_off(const struct kvt_store *store, const struct kvt_full_key *key);
+bool kvt_purges_free(const struct kvt_store *store);
+void kvt_purges_off_journal(struct kvt_store *store, uint32_t root);
 
 /* ---- store_stats.c */
 __attribute__((warn_unused_result)) int kvt_statfile_open(struct kvt_store *store);
 void kvt_statfile_close(struct kvt_store *store); /* after the log has closed */
 int64_t kvt_statfile_run(struct kvt_store *store);
+
+/* ---- store_query.c */
+/* Tables that hold what all caps can, with the records of the namespaces opened. */
+__attribute__((warn_unused_result)) int kvt_tables_grow(struct kvt_store *store);
 
 /* ---- store_recover.c */
 __attribute__((warn_unused_result)) int kvt_recover(struct kvt_store *store, uint32_t *bad_root);

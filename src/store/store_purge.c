@@ -94,6 +94,71 @@ static void journal_done(void *ctx, int status)
         purge->status = status;
 }
 
+static bool covers(const struct kvt_journal_item *item, const struct kvt_full_key *key)
+{
+    if (item->kind == KVT_JOURNAL_PURGE_ALL)
+        return true;
+    if (item->kind == KVT_JOURNAL_PURGE_NS)
+        return memcmp(item->key.ns, key->ns, KVT_NS_BYTES) == 0;
+    return memcmp(&item->key, key, sizeof(*key)) == 0;
+}
+
+bool kvt_purge_was_off(const struct kvt_store *store, const struct kvt_full_key *key)
+{
+    for (uint32_t i = 0; i < store->off_purge_count; i++)
+        if (covers(&store->off_purges[i], key))
+            return true;
+    return false;
+}
+
+/* A root that somebody else holds now may come later, with records of what is purged here. Too many
+ * to remember become "everything". */
+static void remember_off(struct kvt_store *store, const struct kvt_store_purge *purge)
+{
+    if (!store->params.roots_pending)
+        return;
+    for (uint32_t i = 0; i < purge->count; i++) {
+        if (store->off_purge_count == KVT_STORE_OFF_PURGES) {
+            memset(&store->off_purges[0], 0, sizeof(store->off_purges[0]));
+            store->off_purges[0].kind = KVT_JOURNAL_PURGE_ALL;
+            store->off_purge_count = 1;
+            return;
+        }
+        if (!store->off_purge_count || store->off_purges[0].kind != KVT_JOURNAL_PURGE_ALL)
+            store->off_purges[store->off_purge_count++] = purge->items[i];
+    }
+}
+
+bool kvt_purges_free(const struct kvt_store *store)
+{
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
+        if (!store->purges[i].used)
+            return true;
+    return false;
+}
+
+void kvt_purges_off_journal(struct kvt_store *store, uint32_t root)
+{
+    struct kvt_store_purge *purge = store->purges;
+    struct kvt_journal_item *items;
+
+    if (!store->off_purge_count)
+        return;
+    while (purge->used) /* the caller has made sure that one is free */
+        purge++;
+    items = purge->items;
+    *purge = (struct kvt_store_purge){
+        .store = store, .used = 1, .silent = 1, .count = store->off_purge_count, .items = items};
+    for (uint32_t i = 0; i < purge->count; i++) {
+        items[i] = store->off_purges[i];
+        items[i].value = store->sequence_next;
+    }
+    for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++) {
+        purge->self[i] = purge;
+        purge->done[i] = i != root;
+    }
+}
+
 static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
                   const struct kvt_msg_keys *request)
 {
@@ -116,6 +181,7 @@ static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
         item->value = store->sequence_next;
         purge->count++;
     }
+    remember_off(store, purge);
     for (uint32_t root = 0; root < store->disk_count; root++) {
         purge->held[root] = 1;
         kvt_l2_erase_hold(store->disks[root].l2, true);
@@ -225,6 +291,8 @@ bool kvt_purges_run(struct kvt_store *store)
             continue;
         }
         purge->used = 0;
+        if (purge->silent)
+            continue;
         kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie,
                          purge->status ? purge->status
                                        : (int32_t)KVT_MIN(purge->removed, (uint64_t)INT32_MAX));
@@ -237,7 +305,7 @@ void kvt_purges_end_all(struct kvt_store *store, int status)
     for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
         struct kvt_store_purge *purge = &store->purges[i];
 
-        if (purge->used)
+        if (purge->used && !purge->silent)
             kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie, status);
         purge->used = 0;
     }

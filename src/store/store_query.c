@@ -29,6 +29,11 @@ static int grow_for(struct kvt_store *store, uint32_t record_bytes)
     return kvt_index_grow(&store->index, (uint32_t)KVT_MIN(blocks, KVT_INDEX_CAPACITY_MAX));
 }
 
+int kvt_tables_grow(struct kvt_store *store)
+{
+    return store->record_bytes_min == UINT32_MAX ? 0 : grow_for(store, store->record_bytes_min);
+}
+
 /* The smallest and the largest record of a namespace; every one must have a place to go. */
 static int sizes_check(const struct kvt_store *store, const struct kvt_msg_ns_open *open,
                        uint32_t *smallest, uint32_t *largest)

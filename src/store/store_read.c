@@ -106,6 +106,8 @@ static void finish(struct kvt_store *store, uint32_t slot, int status)
             store->counts.checksum_fail++;
     } else if (status) {
         store->counts.read_fail++;
+        store->disks[kvt_index_at(&store->index, entry)->root].read_fails +=
+            s->state == KVT_SLOT_READING;
     }
     if (s->state == KVT_SLOT_DOOMED) {
         wake(store, slot, false); /* purged or replaced meanwhile */

@@ -52,6 +52,7 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
         disk->io->ops->info(disk->io, &info);
         stats->disk_bytes_used += l2.bytes_used;
         stats->disk_written_bytes += l2.bytes_written;
+        stats->disk_failing += l2.failing != 0;
         stats->disk_bytes_max += disk->cap_bytes;
         stats->disk_segments += l2.segments_live;
         stats->disk_erases += l2.erases_queued;
@@ -85,15 +86,35 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *stat
     disk_gauges(store, stats);
 }
 
+static void root_state(const struct kvt_store_disk *disk, struct kvt_store_root_state *state)
+{
+    struct kvt_l2_stats l2;
+
+    memset(state, 0, sizeof(*state));
+    if (!disk->l2)
+        return;
+    kvt_l2_stats(disk->l2, &l2);
+    state->failing = l2.failing;
+    state->read_fails = disk->read_fails;
+    state->bytes_used = l2.bytes_used;
+}
+
 void kvt_handle_stat(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
 {
     struct kvt_store_stats stats;
-    struct kvt_msg_stat_reply *reply =
-        (struct kvt_msg_stat_reply *)kvt_reply_begin(store, msg, sizeof(*reply) + sizeof(stats));
+    size_t roots = store->disk_count * sizeof(struct kvt_store_root_state);
+    struct kvt_msg_stat_reply *reply = (struct kvt_msg_stat_reply *)kvt_reply_begin(
+        store, msg, sizeof(*reply) + sizeof(stats) + roots);
 
     kvt_store_stats(store, &stats);
     memcpy(reply->values, &stats, sizeof(stats));
-    reply->msg.count = KVT_STORE_STAT_COUNT;
+    for (uint32_t i = 0; i < store->disk_count; i++) {
+        struct kvt_store_root_state state;
+
+        root_state(&store->disks[i], &state);
+        memcpy((uint8_t *)reply->values + sizeof(stats) + i * sizeof(state), &state, sizeof(state));
+    }
+    reply->msg.count = KVT_STORE_STAT_COUNT + (uint32_t)(roots / sizeof(uint64_t));
     kvt_reply_send(store, client, &reply->msg);
 }
 
@@ -101,7 +122,7 @@ int kvt_statfile_open(struct kvt_store *store)
 {
     struct kvt_store_statfile *statfile;
 
-    if (!store->disk_count)
+    if (!store->disk_count || store->statfile)
         return 0;
     statfile = calloc(1, sizeof(*statfile));
     if (!statfile)

@@ -21,29 +21,17 @@
 #include "kvtier/error.h"
 #include "store/store_impl.h"
 
-#define BATCHES_PER_ROOT 2u
-
-int kvt_writes_init(struct kvt_store *store)
+int kvt_writes_add_root(struct kvt_store *store, struct kvt_store_disk *disk)
 {
-    kvt_slot_list_init(&store->write_queue);
-    store->write_count = BATCHES_PER_ROOT * KVT_STORE_BATCH_RECORDS * store->params.root_count;
-    if (!store->write_count)
-        return 0;
-    store->writes = calloc(store->write_count, sizeof(*store->writes));
-    if (!store->writes)
+    disk->writes = calloc(KVT_STORE_ROOT_WRITES, sizeof(*disk->writes));
+    if (!disk->writes)
         return -ENOMEM;
-    for (uint32_t i = 0; i < store->write_count; i++) {
-        store->writes[i].store = store;
-        store->writes[i].next = store->write_free;
-        store->write_free = &store->writes[i];
+    for (uint32_t i = 0; i < KVT_STORE_ROOT_WRITES; i++) {
+        disk->writes[i].store = store;
+        disk->writes[i].next = store->write_free;
+        store->write_free = &disk->writes[i];
     }
     return 0;
-}
-
-void kvt_writes_destroy(struct kvt_store *store)
-{
-    free(store->writes);
-    store->writes = NULL;
 }
 
 bool kvt_writes_room(const struct kvt_store *store, uint32_t slot)
@@ -210,6 +198,17 @@ static void erase_landed(struct kvt_store *store)
     }
 }
 
+/* A root whose writes fail is left out while another one works. */
+static bool passed_over(const struct kvt_store *store, uint32_t root)
+{
+    if (!kvt_l2_paused(store->disks[root].l2))
+        return false;
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        if (!kvt_l2_paused(store->disks[i].l2))
+            return true;
+    return false;
+}
+
 int64_t kvt_writes_run(struct kvt_store *store)
 {
     int64_t now = kvt_store_now(store);
@@ -223,7 +222,8 @@ int64_t kvt_writes_run(struct kvt_store *store)
         if (!hurry && store->write_queue.bytes < KVT_STORE_BATCH_BYTES_MIN &&
             now < store->gather_since_ns + KVT_STORE_GATHER_NS)
             return store->gather_since_ns + KVT_STORE_GATHER_NS;
-        if (!kvt_l2_can_append(store->disks[root].l2) || !batch_out(store, root))
+        if (passed_over(store, root) || !kvt_l2_can_append(store->disks[root].l2) ||
+            !batch_out(store, root))
             refused++;
         else
             refused = 0;

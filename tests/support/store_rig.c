@@ -60,6 +60,7 @@ static int start(struct rig *rig)
         .scrub_bytes_per_s = o->scrub_bytes_per_s,
         .blocks_max = o->blocks_max,
         .write = o->write,
+        .roots_pending = o->roots_pending,
         .root_count = rig->second ? 2
                       : rig->io   ? 1
                                   : 0,

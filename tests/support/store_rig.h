@@ -30,7 +30,8 @@ struct rig_options {
     uint32_t blocks_max;
     int write; /* enum kvt_write: the store's own policy */
     int collide;
-    bool two_roots; /* a second one like the first */
+    uint32_t roots_pending; /* that the test adds itself */
+    bool two_roots;         /* a second one like the first */
 };
 
 struct rig {

@@ -217,7 +217,7 @@ static uint64_t stat_of(struct kvt_channel *channel, size_t index)
 
     send_msg(channel, &msg, sizeof(msg));
     assert_true(next_reply(channel, &reply) > 0);
-    assert_int_equal(reply.msg.count, KVT_STORE_STAT_COUNT);
+    assert_true(reply.msg.count >= KVT_STORE_STAT_COUNT);
     return ((struct kvt_msg_stat_reply *)&reply)->values[index];
 }
 

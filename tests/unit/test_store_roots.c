@@ -205,6 +205,164 @@ static void test_newer_of_two_roots(void **state)
     }
 }
 
+/* A medium that another process has left behind: blocks 1 .. n of namespace 1, flushed. */
+static struct kvt_io *left_behind(uint32_t n)
+{
+    struct rig_options options = rig_defaults();
+    struct kvt_io *copy = NULL;
+    static struct rig other;
+    uint32_t ns;
+
+    options.disk_cap_bytes = 32u << 20;
+    rig_open(&other, &options, NULL);
+    ns = rig_ns(&other, 1, pages);
+    assert_int_equal(put_each(&other, ns, 1, n, KV4), n);
+    assert_int_equal(kvt_io_mem_clone(fault_io_inner(other.io), &copy), 0);
+    rig_close(&other);
+    return copy;
+}
+
+static int add(struct rig *rig, struct kvt_io *io)
+{
+    const struct kvt_store_root root = {.io = io, .cap_bytes = 32u << 20};
+    int rc = kvt_store_root_add(rig->store, &root);
+
+    if (rc == 0)
+        rig->second = io; /* the rig frees it */
+    rig_settle(rig);
+    return rc;
+}
+
+/* A root comes while the store runs: what it holds is found, but for what was purged meanwhile and
+ * what is here already; what was in DRAM only gets to disk. */
+static void test_a_root_comes_later(void **state)
+{
+    struct rig_options options = rig_defaults();
+    uint64_t purged[2] = {3, 4}, here = 5;
+    static struct rig rig;
+    struct kvt_alloc_entry entry;
+    uint32_t ns;
+
+    (void)state;
+    options.disk_cap_bytes = 0;
+    options.roots_pending = 1;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(rig_put(&rig, ns, &here, 1, 0, KV8, false, NULL), 1);
+    assert_int_equal(put_each(&rig, ns, 101, 8, KV4), 8);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, purged, 2), 0);
+    rig_alloc(&rig, 1, ns, (uint64_t[]){7}, 1, 0, KV4, false,
+              &entry); /* in the middle of a store */
+    assert_int_equal(entry.status, 0);
+    assert_int_equal(add(&rig, left_behind(20)), 0);
+    assert_int_equal(rig_stats(&rig).disk_roots, 1);
+    for (uint64_t n = 1; n <= 20; n++) {
+        uint8_t map = 0;
+        uint32_t got = rig_get(&rig, ns, &n, 1, 0, NULL, &map);
+
+        assert_int_equal(got, n == 3 || n == 4 ? 0 : 1);
+        if (got)
+            assert_int_equal(map, n == here ? KV8 : KV4);
+    }
+    assert_true(rig_commit(&rig, 1, &entry, rig_fill(&rig, ns, 7, 0, KV4, &entry)) != 0);
+    assert_int_equal(rig_flush(&rig), 0);
+    /* the next process */
+    assert_int_equal(kvt_io_mem_clone(rig.second, &rig.io), 0);
+    {
+        struct kvt_io *after = rig.io;
+        static struct rig next;
+
+        rig.io = NULL;
+        rig_close(&rig);
+        options.disk_cap_bytes = 32u << 20;
+        rig_open(&next, &options, after);
+        ns = rig_ns(&next, 1, pages);
+        assert_int_equal(get_each(&next, ns, 101, 8, 0), 8);
+        assert_int_equal(get_each(&next, ns, 1, 20, 0), 18);
+        rig_close(&next);
+    }
+}
+
+/* One that cannot be used leaves the store as it was. */
+static void test_a_root_that_cannot_be_used_is_refused(void **state)
+{
+    struct rig_options options = rig_defaults();
+    static const uint32_t long_pages[7] = {0, 0, 4, 0, 0, 8, 64};
+    static struct rig rig;
+    struct kvt_io *io;
+    uint32_t ns;
+    int file;
+
+    (void)state;
+    options.roots_pending = 2;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(put_each(&rig, ns, 1, 8, KV4), 8);
+    assert_int_equal(kvt_io_mem_new(64u << 20, &io), 0);
+    file = io->ops->open(io, "superblock", KVT_IO_OPEN_CREATE);
+    assert_int_equal(kvt_io_write_now(io, file, 0, rig.arena, 4096), 4096);
+    io->ops->close(io, file);
+    assert_int_equal(add(&rig, io), KVT_E_NOT_OURS);
+    io->ops->destroy(io);
+    /* segments of 1 MiB take no record of 256 KiB */
+    assert_int_equal(get_each(&rig, ns, 1, 8, 0), 8);
+    rig_close(&rig);
+    options.disk_cap_bytes = 0;
+    options.cache_bytes = 4u << 20;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 2, long_pages);
+    io = left_behind(20);
+    assert_int_equal(add(&rig, io), KVT_E_TOO_SMALL);
+    io->ops->destroy(io);
+    assert_int_equal(rig_stats(&rig).disk_roots, 0);
+    assert_int_equal(rig_stats(&rig).blocks, 0);
+    assert_int_equal(put_each(&rig, ns, 1, 8, KV4), 8);
+    assert_int_equal(get_each(&rig, ns, 1, 8, 0), 8);
+    rig_close(&rig);
+}
+
+/* One of two roots fails for ever in mid-run: its blocks become misses, stores and loads go on with
+ * the other, and both are said. */
+static void test_a_root_dies_in_mid_run(void **state)
+{
+    const struct fault_rule dead = {.ops = FAULT_ALL, .action = FAULT_FAIL, .error = 5};
+    static struct rig rig;
+    struct kvt_store_stats stats;
+    uint32_t ns, on[2], got;
+    uint64_t lost;
+
+    (void)state;
+    open_two(&rig, &ns);
+    assert_int_equal(put_each(&rig, ns, 1, BLOCKS, KV4), BLOCKS);
+    count_roots(&rig, on);
+    assert_true(on[0] > 8 && on[1] > 8);
+    assert_true(fault_io_rule(rig.io, &dead) >= 0);
+    got = get_each(&rig, ns, 1, BLOCKS, 0);
+    assert_in_range(got, on[1], BLOCKS);
+    for (uint64_t n = 200; n < 600; n++) {
+        (void)rig_put(&rig, ns, &n, 1, 0, KV4, false, NULL);
+        rig_advance(&rig, 30000000);
+        rig_forget_replies(&rig);
+    }
+    stats = rig_stats(&rig);
+    lost = stats.lost_error + stats.lost_queue + stats.lost_deferred;
+    got = get_each(&rig, ns, 200, 400, 0);
+    printf("           %u of 400 stored after the death are there, %llu counted lost\n", got,
+           (unsigned long long)lost);
+    assert_true(stats.disk_failing == 1);
+    assert_true(got + lost >= 400); /* a batch or two before the pause, and one a pause */
+    assert_true(lost < 60);
+    fault_io_clear(rig.io);
+    for (int i = 0; i < 40; i++) { /* it comes back by itself */
+        uint64_t n = 1000 + (uint64_t)i;
+
+        (void)rig_put(&rig, ns, &n, 1, 0, KV4, false, NULL);
+        rig_advance(&rig, 1000000000);
+    }
+    assert_int_equal(rig_stats(&rig).disk_failing, 0);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -213,6 +371,9 @@ int main(void)
         cmocka_unit_test(test_one_fails),
         cmocka_unit_test(test_open_names_the_bad_root),
         cmocka_unit_test(test_newer_of_two_roots),
+        cmocka_unit_test(test_a_root_comes_later),
+        cmocka_unit_test(test_a_root_that_cannot_be_used_is_refused),
+        cmocka_unit_test(test_a_root_dies_in_mid_run),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
