@@ -29,11 +29,12 @@ static json_t *hex(const uint8_t *bytes, size_t n)
     return json_string(text);
 }
 
+/* The lowest level of a map; "kv4+" where some heads are above it. */
 static json_t *level_of(unsigned map)
 {
-    const char *name = kvt_level_name((int)map); /* maps 1 to 6 are the uniform ones */
+    const char *name = kvt_level_name(kvt_map_id_level(map));
 
-    return name ? json_string(name) : json_null();
+    return name ? json_sprintf("%s%s", name, map >= KVT_MAP_MIXED_FIRST ? "+" : "") : json_null();
 }
 
 /* ---- the root ------------------------------------------------------------------------------ */

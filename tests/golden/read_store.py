@@ -199,6 +199,22 @@ def verify(record, data):
     need(payload_bytes >= 1 and record_bytes == -(-(128 + payload_bytes) // PAGE) * PAGE)
     need(record_bytes == len(raw) and not any(raw[128 + payload_bytes :]))
     need(checksum == record["checksum"] == H(struct.pack(f"<{len(hashes)}Q", *hashes)))
+    if level >= 7:
+        mixed_map(level, raw[128 : 128 + payload_bytes])
+
+
+def mixed_map(ident, payload):
+    """Section 4.1: the payload begins with levels, of which the lowest is what the id says."""
+    entries, coded_bytes, zero = struct.unpack_from("<IIQ", payload)
+    packed = payload[16 : 16 + (entries + 1) // 2]
+    levels = [byte >> shift & 15 for byte in packed for shift in (0, 4)][:entries]
+    heads = -(-(16 + len(packed)) // 16) * 16
+    need(zero == 0 and entries >= 1 and len(levels) == entries and coded_bytes >= 1)
+    need(all(1 <= one <= 6 for one in levels))
+    need(min(levels) == {7: 1, 8: 2, 9: 2, 10: 2, 11: 3, 12: 3, 13: 4, 14: 5, 15: 5}[ident])
+    need(entries % 2 == 0 or packed[-1] >> 4 == 0)
+    need(not any(payload[16 + len(packed) : heads]))
+    need(heads + coded_bytes <= len(payload) and not any(payload[heads + coded_bytes :]))
 
 
 def read_root(root):

@@ -6,7 +6,10 @@
  */
 #include "support/rig.h"
 
+#include <fcntl.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "client/client.h"
@@ -330,6 +333,37 @@ static void ids_run_out_and_blocks_go_raw(void **state)
     assert_int_equal(rig_stat(&rig, "client.bad_move"), 0);
 }
 
+/* golden/read_store.py, which shares no code with the library, takes every record. */
+static void records_are_what_the_format_says(void **state)
+{
+    int32_t status[BLOCKS];
+    int rc;
+    (void)state;
+    start("dram=8MiB,exclude_layers=1", "64MiB");
+    for (int level = KVT_LEVEL_INT4; level <= KVT_LEVEL_RAW; level++) {
+        store(1000 * (uint64_t)level, level, status);
+        all_good(status);
+    }
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    rig_close(&rig);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        int null = open("/dev/null", O_WRONLY);
+        const char *const argv[] = {"python3", KVT_GOLDEN_DIR "/read_store.py", rig.dir, NULL};
+        dup2(null, 1);
+        unsetenv("LD_PRELOAD");
+        execvp(argv[0], (char *const *)(uintptr_t)argv);
+        _exit(77);
+    }
+    assert_int_equal(waitpid(child, &rc, 0), child);
+    assert_true(WIFEXITED(rc));
+    if (WEXITSTATUS(rc) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(rc), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -340,6 +374,7 @@ int main(void)
         cmocka_unit_test_teardown(a_lossy_page_stays_lossy_where_all_is_raw, tear_down),
         cmocka_unit_test_teardown(settings_may_change_between_runs, tear_down),
         cmocka_unit_test_teardown(ids_run_out_and_blocks_go_raw, tear_down),
+        cmocka_unit_test_teardown(records_are_what_the_format_says, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
