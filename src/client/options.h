@@ -48,6 +48,10 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
 const char *kvt_option_text(const struct kvt_settings *settings, const struct kvt_option *option,
                             char *buffer, size_t len);
 
+/* option_layers.c: the values of exclude_layers. As kvt_option_set() and kvt_option_text(). */
+int kvt_layers_set(struct kvt_config *config, const char *value);
+const char *kvt_layers_text(const struct kvt_settings *settings, char *buffer, size_t len);
+
 /* The sentence of a refusal; returns code. */
 __attribute__((format(printf, 3, 4))) int kvt_config_refuse(struct kvt_config *config, int code,
                                                             const char *format, ...);
