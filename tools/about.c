@@ -75,6 +75,11 @@ static const struct kvt_about abouts[] = {
      "elements are taken as MLA latents, which are stored at kv8 or raw; with --level a lower "
      "level is measured on key rows of that length.",
      "kvtier bench codec --level kv4 --dim 128 --json"},
+    {"bench gpu",
+     "Moves blocks between pinned DRAM and a pool in GPU memory, coded, on an idle GPU, and "
+     "compares "
+     "the rates with copies of the same bytes by the driver in the same run.",
+     "kvtier bench gpu --json"},
     {"bench l2",
      "Measures a drive through the log of the store: batches of records are appended, then read "
      "back in order and verified; checksums are part of the time. With --fio every pass is paired "

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "format/disk.h"
@@ -340,6 +341,42 @@ static void test_verify_gap(void **state)
     json_decref(root);
 }
 
+/* While verify reads slowly beside its owner, the owner purges everything: what was read before was
+ * good, what is read later is gone. That is no problem of the store's. */
+static void test_verify_while_it_changes(void **state)
+{
+    char report[4096];
+    int ends[2], status;
+    size_t used = 0;
+    ssize_t n;
+
+    (void)state;
+    assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        execl(KVT_TOOL, "kvtier", "verify", store.dir, "--rate", "300kB", "--json", (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    usleep(700000);
+    assert_int_equal(kvt_purge(store.ns[0], NULL, 0), SMALL_BLOCKS);
+    assert_int_equal(kvt_purge(store.ns[1], NULL, 0), 40);
+    while ((n = read(ends[0], report + used, sizeof(report) - 1 - used)) > 0)
+        used += (size_t)n;
+    report[used] = '\0';
+    close(ends[0]);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    json_t *json = json_loads(report, 0, NULL);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) || !json)
+        fail_msg("%x %s", (unsigned)status, report);
+    assert_int_equal(number(json, "problem_count"), 0);
+    assert_true(number(json, "changed") > 0); /* the bytes were overwritten under it */
+    json_decref(json);
+    verify(0, 0, 0, 0);
+}
+
 /* Names, sizes and times of the files. */
 static void snapshot(char *out, size_t room)
 {
@@ -391,6 +428,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_verify_clean, setup, teardown),
         cmocka_unit_test_setup_teardown(test_verify_damage, setup, teardown),
         cmocka_unit_test_setup_teardown(test_verify_gap, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_verify_while_it_changes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_nothing_changes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_verify_refusals, setup, teardown),
     };
