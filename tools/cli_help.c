@@ -247,16 +247,17 @@ static void print_zsh(const char *command, const struct kvt_cli_option *options,
 {
     printf("    '%s')\n        _arguments \\\n", command);
     for (size_t i = 0; i < count; i++) {
-        const char *choices = choices_of(options[i].metavar);
+        const char *metavar = options[i].metavar ? options[i].metavar : "VALUE";
+        const char *choices = choices_of(metavar);
         printf("            '--%s%s[", options[i].name, options[i].flag ? "" : "=");
         print_zsh_text(options[i].help);
         putchar(']');
         if (!options[i].flag) {
-            printf(":%s:", options[i].metavar ? options[i].metavar : "VALUE");
+            printf(":%s:", metavar);
             if (choices)
                 printf("(%s)", choices);
-            else if (is_path(options[i].metavar))
-                printf("_files%s", strcmp(options[i].metavar, "DIR") ? "" : " -/");
+            else if (is_path(metavar))
+                printf("_files%s", strcmp(metavar, "DIR") ? "" : " -/");
         }
         printf("' \\\n");
     }

@@ -78,14 +78,15 @@ static double median(double *values, size_t n)
 
 static uint64_t resident_bytes(void)
 {
-    unsigned long size = 0, resident = 0;
+    char line[128] = "", *end = line;
     FILE *f = fopen("/proc/self/statm", "re");
 
-    if (f && fscanf(f, "%lu %lu", &size, &resident) != 2)
-        resident = 0;
+    if (f && !fgets(line, sizeof(line), f))
+        line[0] = '\0';
     if (f)
         fclose(f);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
+    (void)strtoull(line, &end, 10); /* the address space; the resident part follows */
+    return strtoull(end, NULL, 10) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 /* ---- through the public API ---------------------------------------------------------------- */

@@ -52,7 +52,7 @@ static json_t *maps_json(const struct map_sum *sums)
             json_array_append_new(list, json_pack("{s:i, s:o, s:I, s:I}", "map", (int)map, "level",
                                                   level_of(map), "records",
                                                   (json_int_t)sums[map].records, "record_bytes",
-                                                  (json_int_t)(sums[map].pages * KVT_PAGE_BYTES)));
+                                                  (json_int_t)sums[map].pages * KVT_PAGE_BYTES));
     return list;
 }
 
@@ -138,7 +138,7 @@ static json_t *segments_json(struct kvt_dir *dir, const struct kvt_l2_survey *su
                                               "generation", (json_int_t)segment->generation,
                                               "file_bytes", (json_int_t)segment->file_bytes,
                                               "records", (json_int_t)live[s].records, "bytes",
-                                              (json_int_t)(live[s].pages * KVT_PAGE_BYTES)));
+                                              (json_int_t)live[s].pages * KVT_PAGE_BYTES));
     }
     free(page);
     free(live);
