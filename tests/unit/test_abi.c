@@ -60,7 +60,8 @@ static int close_cache(void **state)
 }
 
 /* Sizes that a struct of that size could have in another version. */
-static const int other[] = {-8, +8, 1000};
+/* no size that a struct ever had: those of earlier versions are accepted */
+static const int other[] = {-4, +4, 1000};
 #define OTHER_COUNT (sizeof(other) / sizeof(other[0]))
 
 static void test_c83_layout_and_pool(void **state)
@@ -113,8 +114,7 @@ static void test_c83_requests(void **state)
 
     (void)state;
     for (size_t i = 0; i < OTHER_COUNT; i++) {
-        /* the size that the struct had first is accepted */
-        store.struct_size = sizeof(store) + (size_t)other[i] - (other[i] < 0 ? 8 : 0);
+        store.struct_size = sizeof(store) + (size_t)other[i];
         load.struct_size = sizeof(load) + (size_t)other[i];
         lookup.struct_size = sizeof(lookup) + (size_t)other[i];
         assert_int_equal(kvt_store(ns, pool, keys, ids, 1, &store, &req), KVT_E_VERSION);
