@@ -25,7 +25,10 @@
     100000000 /* 10 redraws a second: smooth for an eye, free for the work \
                */
 
+#define INTERRUPT_AGAIN_NS INT64_C(1000000000)
+
 static volatile sig_atomic_t interrupt_signal;
+static int64_t interrupt_ns; /* of the first; read and written by the handler alone */
 
 void kvt_cli_error(const char *command, const char *format, ...)
 {
@@ -251,17 +254,28 @@ void kvt_progress_done(struct kvt_progress *progress)
     progress->on = 0;
 }
 
+/* One Ctrl-C may come twice: `timeout` signals the process and then its whole group. So a signal
+ * within a second of the first is the same wish; a later one is somebody who does not want to wait.
+ */
 static void on_interrupt(int signal_number)
 {
+    int64_t now = now_ns();
+
+    if (interrupt_signal && now - interrupt_ns > INTERRUPT_AGAIN_NS && signal_number != SIGPIPE) {
+        signal(signal_number, SIG_DFL);
+        raise(signal_number); /* delivered when this handler returns */
+        return;
+    }
+    if (!interrupt_signal)
+        interrupt_ns = now;
     interrupt_signal = signal_number;
 }
 
 void kvt_cli_catch_interrupt(void)
 {
-    /* A second Ctrl-C ends the process at once: SA_RESETHAND. No SA_RESTART: waits end early. */
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = {.sa_handler = on_interrupt}; /* no SA_RESTART: waits end early */
 
-    sigemptyset(&action.sa_mask);
+    sigfillset(&action.sa_mask); /* handlers do not interrupt each other */
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);  /* the terminal was closed */

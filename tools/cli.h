@@ -70,7 +70,7 @@ void kvt_progress_update(struct kvt_progress *progress, uint64_t done, uint64_t 
 void kvt_progress_done(struct kvt_progress *progress);
 
 /* SIGINT, SIGTERM, SIGHUP and SIGPIPE set this to the signal number; long work polls it and ends
- * cleanly. */
+ * cleanly. A second one, later than a second after the first, ends the process at once. */
 void kvt_cli_catch_interrupt(void);
 int kvt_cli_interrupted(void);
 

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -27,6 +28,8 @@
 
 #define MODEL_FILE "SmolLM2-135M-Instruct.Q4_1.gguf"
 #define THREADS_MAX 8
+#define WAIT_FIRST_NS INT64_C(3000000000) /* shorter silences worry nobody */
+#define WAIT_AGAIN_NS INT64_C(60000000000)
 #define RESULT_BYTES_MAX ((size_t)4 << 20)
 
 int kvt_cmd_demo(int argc, char **argv);
@@ -97,16 +100,62 @@ static void exec_child(const char *request, int fd)
     _exit(KVT_EXIT_PROBLEM);
 }
 
+/* What a phase does, for somebody who waits: at once on a terminal, elsewhere when it has taken
+ * some seconds, and then again every minute. */
+struct waiting {
+    char what[160];
+    int64_t start_ns;
+    int64_t next_ns; /* the next line */
+    int said;
+};
+
+static void waiting_start(struct waiting *waiting, const struct demo_config *config,
+                          const char *phase)
+{
+    memset(waiting, 0, sizeof(*waiting));
+    if (strcmp(phase, "first") == 0)
+        snprintf(waiting->what, sizeof(waiting->what),
+                 "phase 1 of 3: computing up to %lld tokens, cold; then storing and loading them",
+                 (long long)config->tokens);
+    else
+        snprintf(waiting->what, sizeof(waiting->what), "%s",
+                 strcmp(phase, "restart") == 0
+                     ? "phase 2 of 3: a new process answers from disk"
+                     : "phase 3 of 3: another one reads ahead while it tokenises");
+    waiting->start_ns = demo_now_ns();
+    waiting->next_ns = waiting->start_ns + (isatty(STDERR_FILENO) ? 0 : WAIT_FIRST_NS);
+}
+
+/* Say it when it is time; how long to sleep at most, in milliseconds. */
+static int waiting_tell(struct waiting *waiting)
+{
+    const int64_t now = demo_now_ns();
+
+    if (now >= waiting->next_ns) {
+        if (!waiting->said++)
+            fprintf(stderr, "%s\n", waiting->what);
+        else if (!isatty(STDERR_FILENO)) /* there the child shows how far it is */
+            fprintf(stderr, "%.12s: still at it after %lld s\n", waiting->what,
+                    (long long)((now - waiting->start_ns) / 1000000000));
+        waiting->next_ns = now + WAIT_AGAIN_NS;
+    }
+    return (int)((waiting->next_ns - now) / 1000000) + 1;
+}
+
 /* Everything the child writes; NULL when it is no JSON document. A signal that only we got is
  * passed on once. */
-static json_t *read_result(int fd, pid_t child)
+static json_t *read_result(int fd, pid_t child, struct waiting *waiting)
 {
     char *text = malloc(RESULT_BYTES_MAX);
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
     size_t len = 0;
     int told = 0;
 
     while (text != NULL && len < RESULT_BYTES_MAX) {
-        ssize_t got = read(fd, text + len, RESULT_BYTES_MAX - len);
+        const int some = poll(&ready, 1, waiting_tell(waiting));
+        if (some == 0)
+            continue;
+        ssize_t got = some > 0 ? read(fd, text + len, RESULT_BYTES_MAX - len) : -1;
         if (got < 0 && errno == EINTR) {
             if (kvt_cli_interrupted() && !told++)
                 kill(child, SIGTERM);
@@ -141,7 +190,9 @@ static json_t *run_phase(const struct demo_config *config, const char *phase, co
     }
     close(fds[1]);
     if (child > 0) {
-        result = read_result(fds[0], child);
+        struct waiting waiting;
+        waiting_start(&waiting, config, phase);
+        result = read_result(fds[0], child, &waiting);
         while (waitpid(child, &status, 0) < 0 && errno == EINTR)
             ;
     }
@@ -271,7 +322,7 @@ int kvt_cmd_demo(int argc, char **argv)
 {
     static struct demo_paths paths;
     struct demo_config config = {.level = KVT_LEVEL_KV4,
-                                 .tokens = 2000,
+                                 .tokens = DEMO_TOKENS,
                                  .window = 256,
                                  .block = 16,
                                  .threads = demo_default_threads()};

@@ -274,6 +274,10 @@ int demo_prompt_make(struct demo_prompt *prompt, const struct demo_engine *engin
     for (int q = 0; q < DEMO_QUESTIONS; q++)
         if (make_question(&prompt->questions[q], engine, text, cut) != 0)
             goto out;
+    if (cut == len && config->say_short && prompt->questions[0].count < (size_t)config->tokens)
+        kvt_cli_error("demo",
+                      "the whole text makes a prompt of %zu tokens, fewer than --tokens %lld",
+                      prompt->questions[0].count, (long long)config->tokens);
     rc = make_forced(prompt, engine, text, len, cut);
 out:
     free(from_file);

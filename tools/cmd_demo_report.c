@@ -51,7 +51,7 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
     return json_pack(
         "{s:s, s:O, s:O, s:s, s:I, s:I, s:O, s:i, s:{s:f, s:f, s:f, s:f},"
         " s:{s:f, s:f, s:f}, s:{s:O, s:O}, s:O, s:O, s:f, s:O, s:f, s:i, s:{s:f, s:f}, s:{s:O, "
-        "s:O}, s:o, s:o}",
+        "s:O}, s:o, s:O, s:o}",
         "model", slash != NULL ? slash + 1 : config->model, "model_desc", at(first, "model_desc"),
         "document", at(first, "title"), "level", kvt_level_name(config->level), "window_tokens",
         (json_int_t)config->window, "threads", (json_int_t)config->threads, "prompt_tokens",
@@ -67,7 +67,8 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
         agree_dram < agree_disk ? agree_dram : agree_disk, "agreement_tokens", DEMO_FORCED_TOKENS,
         "top1_agreement_by_tier", "dram", agree_dram, "disk", agree_disk, "logits_identical",
         "dram", at(first, "identical"), "disk", at(restart, "identical"), "save",
-        or_null(at(first, "save")), "questions", questions);
+        or_null(at(first, "save")), "found_before", at(first, "found_before"), "questions",
+        questions);
 }
 
 /* The process that read ahead. */
@@ -145,6 +146,50 @@ static void print_question(const json_t *question)
     print_answer("disk:", at(question, "disk"), cold != NULL ? cold : dram);
 }
 
+/* What an earlier run left, and where the DRAM column's blocks really came from. */
+static void print_found(const json_t *report)
+{
+    const double found = number(report, "found_before");
+    const json_t *dram = at(json_array_get(at(report, "questions"), 0), "dram");
+
+    if (found > 0)
+        printf("%.0f blocks were in the directory from an earlier run; they were brought into DRAM "
+               "first, and only new ones stored\n",
+               found);
+    if (number(dram, "blocks_disk") > 0)
+        printf("of the column DRAM, %.0f of %.0f blocks came from disk all the same\n",
+               number(dram, "blocks_disk"),
+               number(dram, "blocks_disk") + number(dram, "blocks_dram"));
+}
+
+static int differs(const json_t *question)
+{
+    const char *cold = json_string_value(at(at(question, "cold"), "answer"));
+    const char *const tiers[] = {"dram", "disk"};
+
+    for (int i = 0; i < 2 && cold != NULL; i++) {
+        const char *text = json_string_value(at(at(question, tiers[i]), "answer"));
+        if (text != NULL && strcmp(text, cold) != 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* Why an answer is another one than the cold one, where one is. */
+static void print_why_different(const json_t *report)
+{
+    const char *level = json_string_value(at(report, "level"));
+    const json_t *questions = at(report, "questions");
+    int count = 0;
+
+    for (size_t q = 0; q < json_array_size(questions); q++)
+        count += differs(json_array_get(questions, q));
+    if (count > 0 && strcmp(level, "raw") != 0)
+        printf("%d of %zu answers differ from the cold one: %s is a lossy level, and greedy text "
+               "forks at the first token that flips; --level raw keeps every bit\n",
+               count, json_array_size(questions), level);
+}
+
 void demo_print(const json_t *report)
 {
     const double engine = number(report, "engine_bytes_per_token");
@@ -158,6 +203,7 @@ void demo_print(const json_t *report)
            (long long)json_integer_value(at(report, "threads")));
     printf("%.0f tokens: %s\n", number(report, "prompt_tokens"),
            json_string_value(at(report, "document")));
+    print_found(report);
     for (size_t q = 0; q < json_array_size(questions); q++)
         print_question(json_array_get(questions, q));
     print_prefetched(report);
@@ -168,6 +214,10 @@ void demo_print(const json_t *report)
            json_is_true(at(identical, "dram")) && json_is_true(at(identical, "disk"))
                ? " (every logit identical)"
                : "");
+    print_why_different(report);
+    printf(
+        "times: cold and disk measured once each, DRAM the median of three; a busy machine moves "
+        "all of them\n");
     printf("disk reads: %s\n", json_is_true(at(report, "direct_io"))
                                    ? "O_DIRECT, past the page cache"
                                    : "buffered; the page cache was emptied first");

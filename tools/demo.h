@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #define DEMO_QUESTIONS 3
+#define DEMO_TOKENS 2000       /* of the first prompt, unless asked otherwise */
 #define DEMO_ANSWER_TOKENS 48  /* longest answer that is generated */
 #define DEMO_FORCED_TOKENS 256 /* text of the quality measurement */
 #define DEMO_BATCH_TOKENS 512
@@ -26,6 +27,7 @@ struct demo_config {
     int64_t tokens; /* of the first prompt */
     int64_t threads;
     int64_t window;
+    int say_short; /* say when the text has fewer tokens than asked for */
     int64_t block; /* tokens of a block */
 };
 

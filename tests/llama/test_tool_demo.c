@@ -117,9 +117,21 @@ static void test_kept_directory(void **state)
         json_t *report = check_json(&outcome, 0);
         const json_t *save = json_object_get(report, "save");
         assert_true((json_integer_value(json_object_get(save, "blocks")) > 0) == (run == 0));
+        /* what was there is said, and the column DRAM is DRAM all the same */
+        const json_t *dram =
+            json_object_get(json_array_get(json_object_get(report, "questions"), 0), "dram");
+        const double blocks = number(report, "loaded_tokens", "dram") / 16;
+        assert_true(number(report, "found_before", NULL) == (run == 0 ? 0 : blocks));
+        assert_true(number(dram, "blocks_dram", NULL) == blocks);
+        assert_true(number(dram, "blocks_disk", NULL) == 0);
+        assert_true(number(dram, "samples", NULL) == 3);
         json_decref(report);
         assert_int_equal(stat(store, &st), 0);
     }
+    demo(&outcome, (const char *[]){"--model", model, "--tokens", "300", "--threads", "1", "--dir",
+                                    store, NULL});
+    assert_non_null(strstr(outcome.out, "blocks were in the directory from an earlier run"));
+    assert_null(strstr(outcome.out, "came from disk all the same"));
     remove_tree(store);
 }
 
@@ -140,6 +152,9 @@ static void test_own_text(void **state)
     json_t *report = check_json(&outcome, 0);
     assert_string_equal(json_string_value(json_object_get(report, "document")), path);
     json_decref(report);
+    demo(&outcome, (const char *[]){"--model", model, "--tokens", "1000000", "--threads", "1",
+                                    "--prompt-file", path, NULL});
+    assert_non_null(strstr(outcome.err, "the whole text makes a prompt of"));
     assert_int_equal(truncate(path, 100), 0); /* too short to measure with */
     demo(&outcome,
          (const char *[]){"--model", model, "--threads", "1", "--prompt-file", path, NULL});

@@ -13,6 +13,8 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -297,19 +299,27 @@ static void test_human_bytes(void **state)
 
 static void test_interrupt(void **state)
 {
-    struct sigaction action;
+    int status = 0;
 
     (void)state;
     kvt_cli_catch_interrupt();
     assert_int_equal(kvt_cli_interrupted(), 0);
     raise(SIGINT);
     assert_int_equal(kvt_cli_interrupted(), SIGINT);
-    sigaction(SIGINT, NULL, &action);
-    assert_ptr_equal(action.sa_handler, SIG_DFL); /* a second Ctrl-C ends the process */
+    raise(SIGINT); /* `timeout` sends it to the process, then to its group */
     raise(SIGHUP);
     assert_int_equal(kvt_cli_interrupted(), SIGHUP);
     raise(SIGPIPE);
     assert_int_equal(kvt_cli_interrupted(), SIGPIPE);
+    pid_t child = fork();
+    if (child == 0) { /* somebody who does not want to wait */
+        nanosleep(&(const struct timespec){1, 100000000}, NULL);
+        raise(SIGPIPE); /* but nobody who reads is not somebody */
+        raise(SIGINT);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGINT);
 }
 
 int main(void)
