@@ -169,7 +169,9 @@ struct kvt_session_block {
 int kvt_session_get_block(struct kvt_session_mgr *mgr, kvt_session_id id, size_t index,
                           struct kvt_session_block *block);
 
-struct kvt_session_stats { /* counters, but for the first five */
+/* Counters, but for the first five. kvt_stats_each() has their sums over all managers of a cache,
+ * as "session.*". */
+struct kvt_session_stats {
     size_t struct_size;
     uint64_t sessions, pages, pages_free, blocks, in_flight;
     uint64_t resumed;         /* sessions brought back */

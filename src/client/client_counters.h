@@ -5,8 +5,30 @@
 
 #include <stdint.h>
 
+/* Of all session managers together, as of their last call: the fields of struct kvt_session_stats.
+ */
+#define KVT_SESSION_COUNTERS(X)                                                                   \
+    X(session_resumed, "session.resumed", "sessions brought back")                                \
+    X(session_blocks_l0, "session.blocks_l0", "of them, blocks that were in L0")                  \
+    X(session_blocks_loaded, "session.blocks_loaded", "of them, blocks that were loaded")         \
+    X(session_load_short, "session.load_short", "blocks planned to be loaded that did not come")  \
+    X(session_shared, "session.shared", "blocks that L0 held for another session")                \
+    X(session_duplicates, "session.duplicates", "blocks computed by two sessions at a time")      \
+    X(session_stored_window, "session.stored_window", "blocks stored at the window's level")      \
+    X(session_stored_final, "session.stored_final", "blocks stored at the final level")           \
+    X(session_cooled_record, "session.cooled_record", "of them, blocks cooled from their record") \
+    X(session_store_failed, "session.store_failed", "blocks that the store did not take")         \
+    X(session_cool_failed, "session.cool_failed", "records that could not be loaded to cool")     \
+    X(session_evicted, "session.evicted", "pages taken from idle sessions")                       \
+    X(session_evicted_unsaved, "session.evicted_unsaved", "of them, pages without a record")      \
+    X(session_tails_lost, "session.tails_lost", "of them, pages of partial blocks")               \
+    X(session_cut_tokens, "session.cut_tokens", "tokens not filled when a session went idle")     \
+    X(session_refused_busy, "session.refused_busy", "calls that had to be tried again")           \
+    X(session_refused_limit, "session.refused_limit", "calls refused by a limit")
+
 /* X(field, "dotted.name", "help"); counters only ever rise */
 #define KVT_CLIENT_COUNTERS(X)                                                                     \
+    KVT_SESSION_COUNTERS(X)                                                                        \
     X(load_requests, "client.load_requests", "loads accepted")                                     \
     X(load_blocks_ok, "client.load_blocks", "blocks decoded into pool pages")                      \
     X(load_bytes, "client.load_bytes", "record bytes decoded into pool pages")                     \

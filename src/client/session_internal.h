@@ -111,6 +111,7 @@ struct kvt_session_mgr {
     uint32_t *path;
     enum kvt_tier *tiers;
     struct kvt_session_stats stats;
+    struct kvt_session_stats published; /* what of them the cache's counters have */
 };
 
 /* ---- session_registry.c */
@@ -166,6 +167,8 @@ struct kvt_sjob *kvt_sjob_take(struct kvt_session_mgr *mgr, enum kvt_sjob_kind k
 void kvt_sjob_put(struct kvt_session_mgr *mgr, struct kvt_sjob *job);
 /* Note what has ended, and begin what waits. Returns how many requests ended. */
 uint32_t kvt_session_poll(struct kvt_session_mgr *mgr);
+/* Add what has been counted to the cache's counters. */
+void kvt_session_publish(struct kvt_session_mgr *mgr);
 /* Wait, without the lock, for one request. Returns what kvt_req_wait() does. */
 int kvt_sjob_wait(struct kvt_session_mgr *mgr, struct kvt_sjob *job, int64_t timeout_ns);
 /* Queue a node for cooling if it has to be. */

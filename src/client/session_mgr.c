@@ -196,6 +196,7 @@ void kvt_session_mgr_close(struct kvt_session_mgr *mgr)
         (void)kvt_sjob_wait(mgr, job, -1);
         (void)kvt_session_poll(mgr);
     }
+    kvt_session_publish(mgr);
     pthread_mutex_unlock(&mgr->lock);
     pthread_mutex_destroy(&mgr->lock);
     memory_free(mgr);
@@ -336,6 +337,7 @@ int kvt_session_mgr_stats(struct kvt_session_mgr *mgr, struct kvt_session_stats 
     if (kvt_cache_forked(mgr->ns->cache))
         return KVT_E_CLOSED;
     pthread_mutex_lock(&mgr->lock);
+    kvt_session_publish(mgr);
     *stats = mgr->stats;
     stats->struct_size = sizeof(*stats);
     stats->pages = mgr->opts.page_count - mgr->opts.scratch_pages;

@@ -344,6 +344,35 @@ static void job_end(struct kvt_session_mgr *mgr, struct kvt_sjob *job)
         kvt_sjob_put(mgr, job);
 }
 
+void kvt_session_publish(struct kvt_session_mgr *mgr)
+{
+    struct kvt_client_counters *counters = &mgr->ns->cache->counters;
+    if (memcmp(&mgr->stats, &mgr->published, sizeof(mgr->stats)) == 0)
+        return;
+    pthread_mutex_lock(&mgr->ns->cache->lock);
+#define ADD(field) counters->session_##field += mgr->stats.field - mgr->published.field
+    ADD(resumed);
+    ADD(blocks_l0);
+    ADD(blocks_loaded);
+    ADD(load_short);
+    ADD(shared);
+    ADD(duplicates);
+    ADD(stored_window);
+    ADD(stored_final);
+    ADD(cooled_record);
+    ADD(store_failed);
+    ADD(cool_failed);
+    ADD(evicted);
+    ADD(evicted_unsaved);
+    ADD(tails_lost);
+    ADD(cut_tokens);
+    ADD(refused_busy);
+    ADD(refused_limit);
+#undef ADD
+    pthread_mutex_unlock(&mgr->ns->cache->lock);
+    mgr->published = mgr->stats;
+}
+
 uint32_t kvt_session_poll(struct kvt_session_mgr *mgr)
 {
     uint32_t ended = 0;
@@ -355,5 +384,6 @@ uint32_t kvt_session_poll(struct kvt_session_mgr *mgr)
         ended++;
     }
     kvt_session_cool(mgr, false);
+    kvt_session_publish(mgr);
     return ended;
 }

@@ -423,6 +423,41 @@ static void two_managers_share_a_store(void **state)
     s.mgr = other;
 }
 
+/* The cache's counters are the sums of its managers'. */
+static void counters_are_summed(void **state)
+{
+    struct kvt_session_mgr *first;
+    struct kvt_session_stats one, two;
+    (void)state;
+    open_with(64, "dram=8MiB,level=kv4", NULL);
+    kvt_session_mgr_close(s.mgr);
+    s.opts.page_count = 30;
+    srig_mgr_open(&s);
+    first = s.mgr;
+    start(&a, 1, 200, 0);
+    go_idle(&a);
+    srig_settle(&s);
+    s.opts.first_page = 30;
+    srig_mgr_open(&s);
+    start(&b, 1, 200, 0);
+    go_idle(&b);
+    srig_settle(&s);
+    two = srig_stats(&s);
+    struct kvt_session_mgr *second = s.mgr;
+    s.mgr = first;
+    one = srig_stats(&s);
+    assert_int_equal(one.resumed, 1);
+    assert_int_equal(two.blocks_loaded, 12); /* what the first one stored */
+    assert_int_equal(rig_stat(&s.rig, "session.resumed"), 2);
+    assert_int_equal(rig_stat(&s.rig, "session.blocks_loaded"), 12);
+    assert_int_equal(rig_stat(&s.rig, "session.stored_final"), one.stored_final + two.stored_final);
+    assert_int_equal(rig_stat(&s.rig, "session.stored_window"),
+                     one.stored_window + two.stored_window);
+    assert_int_equal(kvt_session_idle(first, a.id), KVT_E_STATE);
+    kvt_session_mgr_close(second);
+    assert_int_equal(rig_stat(&s.rig, "session.resumed"), 2); /* they stay */
+}
+
 static void pools_that_do_not_fit_are_refused(void **state)
 {
     struct kvt_session_mgr *mgr = NULL;
@@ -491,6 +526,7 @@ int main(void)
         cmocka_unit_test_teardown(flush_stores_active_sessions_too, tear_down),
         cmocka_unit_test_teardown(close_with_everything_in_flight, tear_down),
         cmocka_unit_test_teardown(two_managers_share_a_store, tear_down),
+        cmocka_unit_test_teardown(counters_are_summed, tear_down),
         cmocka_unit_test_teardown(pools_that_do_not_fit_are_refused, tear_down),
         cmocka_unit_test_teardown(another_shape, tear_down),
     };
