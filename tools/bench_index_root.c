@@ -42,6 +42,7 @@ void kvt_bench_root_space(struct kvt_identity *identity, struct kvt_layout *layo
     kvt_identity_init(identity);
     identity->engine = "bench index";
     identity->key_scheme = "counter";
+    identity->model = "none";
     *layout = (struct kvt_layout){
         .struct_size = sizeof(*layout), .block_tokens = 16, .part_count = 2, .parts = parts};
 }
