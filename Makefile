@@ -2,6 +2,9 @@
 PREFIX ?= /usr/local
 JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
+# Kernels for NVIDIA GPUs: auto (compiled where nvcc is), on, off. They take minutes, once, so the demo,
+# which runs on the CPU, leaves them out of a build that it starts.
+KVT_GPU ?= auto
 export JOBS
 
 help: ## this list
@@ -10,12 +13,14 @@ help: ## this list
 
 build: ## build/kvtier and build/libkvtier.so (installs missing packages on Debian and Ubuntu)
 	@scripts/setup.sh build
-	@scripts/build.sh release products
+	@KVT_GPU=$(KVT_GPU) scripts/build.sh release products
 
+# a build that is there keeps its kernels, unless told otherwise
+DEMO_GPU = $(if $(filter file,$(origin KVT_GPU)),$(if $(wildcard build/CMakeCache.txt),,off),$(KVT_GPU))
 demo: ## a real model remembers a long document: builds llama.cpp, fetches a small model, runs
 	@scripts/setup.sh demo
 	@KVT_LLAMA_PREFIX=$$(scripts/build-llama.sh) && export KVT_LLAMA_PREFIX && \
-	  scripts/fetch-model.sh >/dev/null && scripts/build.sh release products
+	  scripts/fetch-model.sh >/dev/null && KVT_GPU=$(DEMO_GPU) scripts/build.sh release products
 	@build/kvtier demo $(DEMO_ARGS)
 
 test: ## every test: unit, model, cases, sanitizers, llama.cpp, install, lint
@@ -29,8 +34,11 @@ lint: ## format, includes, sizes, banned functions, headers, symbols, cppcheck, 
 bench: build ## codec throughput against memcpy
 	@build/kvtier bench codec
 
-install: build ## into PREFIX (default /usr/local), below DESTDIR when set
+install: ## into PREFIX (default /usr/local), below DESTDIR when set; under sudo, what has been built
+	@if [ -n "$$SUDO_USER" ] && [ -e build/kvtier ]; then \
+	  echo "installing build/ as it is"; else $(MAKE) --no-print-directory build; fi
 	@cmake --install build --prefix "$(PREFIX)"
+	@rm -f build/install_manifest.txt # root's, in a directory that may be somebody else's
 
 clean: ## remove build trees; downloads stay
 	@rm -rf build build-asan build-tsan build-dev

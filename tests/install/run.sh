@@ -22,7 +22,8 @@ for header in "$source_dir"/include/kvtier/*.h; do # llama.h comes with its own 
 done
 
 for file in man/man1/kvtier.1 man/man1/kvtier-bench-index.1 bash-completion/completions/kvtier \
-    zsh/site-functions/_kvtier; do
+    zsh/site-functions/_kvtier doc/kvtier/LICENSE doc/kvtier/{config,format,codec,durability}.md \
+    doc/kvtier/examples/{remember,sessions}.c; do
     [ -s "$prefix/share/$file" ] || fail "share/$file is not installed"
 done
 
