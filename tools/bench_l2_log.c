@@ -115,6 +115,12 @@ static void turn(struct kvt_bench_log *log)
 
 /* ---- writing ---- */
 
+/* The group whose turn a record is. */
+static struct group *group_of(struct kvt_bench_log *log, uint32_t number)
+{
+    return &log->groups[number / log->per_group % KVT_MAX(log->group_count, 1u)];
+}
+
 static void record_key(uint32_t number, struct kvt_full_key *key)
 {
     memset(key, 0, sizeof(*key));
@@ -128,7 +134,7 @@ static void written(struct kvt_l2_write *write)
     uint32_t number;
 
     memcpy(&number, write->entry.key.hash, sizeof(number));
-    log->groups[number / log->per_group % log->group_count].left--;
+    group_of(log, number)->left--;
     if (write->status && !log->error)
         log->error = write->status;
     log->places[number] = (struct place){write->where, write->entry.checksum, !write->status};
@@ -167,7 +173,7 @@ static void prepare_write(struct kvt_bench_log *log, struct group *group)
  * do now. `made`: records begun so far. */
 static bool prepare_ahead(struct kvt_bench_log *log, uint32_t *made)
 {
-    struct group *group = &log->groups[*made / log->per_group % log->group_count];
+    struct group *group = group_of(log, *made);
 
     if (*made == log->records)
         return false;
@@ -198,7 +204,7 @@ int kvt_bench_log_write(struct kvt_bench_log *log, int64_t *ns)
     for (uint32_t i = 0; i < log->group_count; i++)
         log->groups[i].prepared = 0;
     while ((next < log->records && !log->error) || groups_busy(log)) {
-        struct group *group = &log->groups[next / log->per_group % log->group_count];
+        struct group *group = group_of(log, next);
 
         if (log->sequence + log->records > log->reserved) {
             log->reserved = log->sequence + SEQUENCE_AHEAD;

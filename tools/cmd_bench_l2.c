@@ -67,13 +67,14 @@ static double median_ratio(const struct bench *b, int way)
  */
 static uint64_t bytes_from_drive(void)
 {
-    unsigned long long bytes = 0;
+    static const char name[] = "read_bytes: ";
+    uint64_t bytes = 0;
     FILE *f = fopen("/proc/self/io", "re");
     char line[128];
 
     while (f && fgets(line, sizeof(line), f))
-        if (sscanf(line, "read_bytes: %llu", &bytes) == 1)
-            break;
+        if (!strncmp(line, name, sizeof(name) - 1))
+            bytes = strtoull(line + sizeof(name) - 1, NULL, 10);
     if (f)
         fclose(f);
     return bytes;
