@@ -32,7 +32,8 @@
 
 #define SQ_ENTRIES 256u
 #define WRITES_MAX 4u
-/* The kernel may say EAGAIN for want of memory; the next try is made by a thread of its own. */
+/* Tries of one trip that failed for a passing reason; all but the first by a thread of the kernel's
+ * own, which may wait. */
 #define AGAIN_MAX 8u
 /* Tries, a millisecond apart, to get what is queued into the kernel before it is given up. */
 #define STOP_TRIES_MAX 2000u
@@ -54,7 +55,7 @@ struct uring_op {
     enum step step;
     uint64_t bytes;
     struct kvt_posix_progress progress;
-    unsigned again; /* EAGAINs in a row */
+    unsigned again; /* failures for a passing reason, in a row */
     int64_t submitted_ns;
     struct uring_op *next;
 };
@@ -243,6 +244,15 @@ static void finish(struct uring *uring, struct uring_op *op)
     done_put(uring, req);
 }
 
+/* Whether the same trip may well succeed now. EAGAIN: the kernel lacked memory. ECANCELED and
+ * EFAULT: the thread that submitted it has ended, the kernel took back what was not finished, or
+ * went on without that thread's memory map; the instance lives on in another thread (the store is
+ * closed by another one than ran it). A pointer that is really bad fails again. */
+static bool orphaned_or_again(int32_t result)
+{
+    return result == -EAGAIN || result == -ECANCELED || result == -EFAULT;
+}
+
 /* One trip has ended with result. True: the op is over. */
 static bool advance(struct uring *uring, struct uring_op *op, int32_t result)
 {
@@ -254,8 +264,8 @@ static bool advance(struct uring *uring, struct uring_op *op, int32_t result)
         op->step = STEP_DROP;
         return false;
     }
-    if (result == -EINTR || (result == -EAGAIN && op->again < AGAIN_MAX)) {
-        op->again += result == -EAGAIN;
+    if (result == -EINTR || (op->again < AGAIN_MAX && orphaned_or_again(result))) {
+        op->again += result != -EINTR;
         return false;
     }
     op->again = 0;

@@ -16,6 +16,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -378,6 +379,73 @@ static void test_stop_runs_the_queue(void **state)
     free(page);
 }
 
+/* The thread that submitted ends while its requests are with the kernel, as an owner's thread does
+ * before the store is closed: the kernel takes them back, and they are done all the same. */
+static unsigned taken_back;
+
+static int32_t count_taken_back(const struct kvt_io_req *req, int32_t result)
+{
+    (void)req;
+    taken_back += result == -ECANCELED || result == -EFAULT;
+    return result;
+}
+
+#define ORPHANS 64
+struct orphans {
+    struct bench *bench;
+    struct kvt_io_req reqs[ORPHANS];
+};
+
+static void *submit_and_end(void *arg)
+{
+    struct orphans *orphans = arg;
+    struct bench *b = orphans->bench;
+
+    for (uint64_t i = 0; i < ORPHANS; i++) {
+        struct kvt_io_req *req = &orphans->reqs[i];
+        int kind = i % 3 == 0 ? KVT_IO_SYNC : i % 3 == 1 ? KVT_IO_WRITE : KVT_IO_READ;
+
+        *req = (struct kvt_io_req){.kind = kind, .iov_count = kind == KVT_IO_SYNC ? 0 : 1};
+        req->iov[0] = (struct iovec){kind == KVT_IO_READ ? b->in : b->out, PAGES * PAGE};
+        req->offset = kind == KVT_IO_WRITE ? (1 + i) * PAGES * KVT_IO_ALIGN : 0;
+        if (b->engine->ops->submit(b->engine, req, b->fd, kind == KVT_IO_SYNC ? 0 : PAGES * PAGE))
+            return orphans;
+    }
+    return NULL;
+}
+
+static void test_the_submitting_thread_ends(void **state)
+{
+    static const struct kvt_uring_sys counting = {.outcome = count_taken_back};
+    static struct orphans orphans;
+    struct bench b;
+    char why[160];
+
+    (void)state;
+    setup(&b, 0);
+    b.engine->ops->stop(b.engine);
+    assert_int_equal(kvt_uring_engine_new(0, &counting, &b.engine, why, sizeof why), 0);
+    assert_int_equal(transfer(&b, KVT_IO_WRITE), PAGES * PAGE);
+    taken_back = 0;
+    for (int round = 0; round < 40; round++) {
+        pthread_t thread;
+        void *failed;
+
+        orphans.bench = &b;
+        assert_int_equal(pthread_create(&thread, NULL, submit_and_end, &orphans), 0);
+        assert_int_equal(pthread_join(thread, &failed), 0);
+        assert_null(failed);
+        for (int i = 0; i < ORPHANS; i++) {
+            struct kvt_io_req *req = reap_one(&b);
+
+            assert_int_equal(req->result, req->kind == KVT_IO_SYNC ? 0 : PAGES * PAGE);
+        }
+        assert_memory_equal(b.in, b.out, PAGES * PAGE);
+    }
+    print_message("             %u trips were taken back\n", taken_back);
+    teardown(&b);
+}
+
 /* ---- the choice ---- */
 
 /* An engine that does its requests when they are reaped, and each of them takes a while. */
@@ -560,6 +628,7 @@ int main(void)
         cmocka_unit_test(test_event_fd),
         cmocka_unit_test(test_flight_bound),
         cmocka_unit_test(test_stop_runs_the_queue),
+        cmocka_unit_test(test_the_submitting_thread_ends),
         cmocka_unit_test(test_race),
         cmocka_unit_test(test_auto_says_why),
         cmocka_unit_test(test_c41_no_ring_to_be_had),
