@@ -169,6 +169,7 @@ static void add_loads(struct kvt_top_view *view, const struct top *top)
     add_trouble(view, top, "no staging slot", "load.no_slot");
     add_trouble(view, top, "bad checksum or key", "verify.checksum_fail");
     add_trouble(view, top, "read failed", "disk.read_fail");
+    add_trouble(view, top, "scrub found damaged", "scrub.bad");
 }
 
 static void add_stores(struct kvt_top_view *view, const struct top *top)
@@ -189,7 +190,9 @@ static void add_stores(struct kvt_top_view *view, const struct top *top)
     add_trouble(view, top, "not to disk: no room", "disk.dropped_space");
     add_trouble(view, top, "not to disk: error", "disk.dropped_error");
     add_trouble(view, top, "lost: no dram, no disk", "store.lost");
+    add_trouble(view, top, "not to disk: no room", "disk.dropped_space");
     add_trouble(view, top, "disk full", "disk.enospc");
+    add_trouble(view, top, "roots failing now", "disk.roots_failing");
     add_trouble(view, top, "write failed", "disk.write_fail");
 }
 

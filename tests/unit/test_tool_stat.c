@@ -110,7 +110,14 @@ static void test_each_trouble(void **state)
         {"index.collision", "safe", "report"},
         {"client.bad_move", "safe", "report"},
         {"client.refused_busy", "working", "requests_max"},
+        {"client.refused_invalid", "working", "log says which"},
+        {"client.freed_twice", "working", "defect of the program"},
+        {"gpu.lost", "working", "gpu.state"},
         {"recover.no_room", "working", "46 bytes a block"},
+        {"client.load_late", "paying", "load_deadline"},
+        {"disk.roots_failing", "safe", "dmesg"},
+        {"scrub.bad", "safe", "smartctl"},
+        {"scrub.read_fail", "safe", "dmesg"},
         {"load.deadline", "paying", "load_deadline"},
         {"load.no_slot", "paying", "raise staging"},
         {"store.dropped_dram", "paying", "raise dram"},
@@ -149,6 +156,10 @@ static void test_odd_states(void **state)
     assert_int_equal(count(verdicts, "safe", "ok", ""), 0); /* silence is no proof */
     json_decref(verdicts);
     facts = facts_of(counters);
+    json_object_set_new(counters, "disk.unsaved_blocks", json_integer(9));
+    verdicts = kvt_stat_verdicts(&facts);
+    assert_int_equal(count(verdicts, "safe", "note", "9 blocks are in DRAM only"), 1);
+    json_decref(verdicts);
     facts.owner_pid = 0;
     facts.unreachable = 5;
     facts.recovered_bad = 2;
@@ -163,6 +174,8 @@ static void test_odd_states(void **state)
     assert_int_equal(count(verdicts, "paying", "warn", "600 of 1000 stored blocks were refused"),
                      1);
     assert_int_equal(count(verdicts, "safe", "note", "5 records have lost"), 1);
+    assert_int_equal(count(verdicts, "safe", "", "blocks are in DRAM only"),
+                     0); /* nobody is there */
     assert_int_equal(count(verdicts, "safe", "note", "2 segments, batches or entries"), 1);
     json_decref(verdicts);
     json_object_set_new(counters, "lookup.keys", json_integer(0));
