@@ -60,7 +60,8 @@ void kvt_ns_close(struct kvt_ns *ns); /* its requests must have completed; NULL 
 /* The namespace id (16 bytes), for tools and logs. Borrowed while ns lives. */
 const uint8_t *kvt_ns_id(const struct kvt_ns *ns);
 
-/* Bytes of one stored record of `group` at `level` (header and padding included), 0 if none. */
+/* Bytes of one stored record of `group` at `level` (header and padding included) as blocks are
+ * stored now: it may grow when levels rise (docs/config.md, Levels). 0 if none. */
 size_t kvt_ns_record_bytes(const struct kvt_ns *ns, uint16_t group, int level);
 
 /* Register engine memory as a pool. The memory must stay valid until kvt_pool_unregister().

@@ -215,8 +215,13 @@ static int plans_make(struct kvt_lane *lane, const struct kvt_pool *pool,
                       struct kvt_lane_pool **out)
 {
     const struct kvt_shape *shape = pool->shape;
-    if (shape->group_count > 1) /* plans are made for one group */
+    const struct kvt_cache *cache = lane->cache;
+    if (shape->group_count > 1 || cache->settings->exclude_count > 0) {
+        /* Plans are of one group and one level; layers that the user wants exact would not be. */
+        kvt_log(&cache->log, KVT_LOG_WARN, "pools in GPU memory do not take %s yet",
+                shape->group_count > 1 ? "layouts of several groups" : "exclude_layers");
         return KVT_E_UNSUPPORTED;
+    }
     struct kvt_lane_pool *own = calloc(1, sizeof(*own));
     if (own == NULL)
         return -ENOMEM;
