@@ -3,8 +3,9 @@
  * One core. A pool larger than the caches (K and V, 8 heads, 16-token blocks; MLA for 576) is
  * encoded into payloads and decoded into a second pool; memcpy copies the first pool to the second.
  * The three are interleaved and the medians reported, as bytes of the engine's side per second, so
- * that decode_gbps / memcpy_gbps compares like with like. The guard runs, as it does when storing.
- * Every page is touched before the first measurement. Nothing is printed before all is measured.
+ * that decode_gbps / memcpy_gbps compares like with like; a row whose rounds disagree is marked.
+ * The guard runs, as it does when storing. Every page is touched before the first measurement.
+ * Nothing is printed before all is measured.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@
 #define COMMAND "bench codec"
 #define TOKENS 16u /* of a block: vLLM's page on GPUs */
 #define ROUNDS_MAX 99
+#define SPREAD_MAX 0.15 /* a quiet machine stays below a twentieth */
 
 struct bench {
     struct kvt_part parts[2];
@@ -44,6 +46,7 @@ struct bench_result {
     uint32_t dim;
     int mla; /* one latent row a token, not heads of K and V */
     double bits, encode_gbps, decode_gbps, memcpy_gbps;
+    double spread; /* of the worst of the three: the middle half of its rounds, over the median */
 };
 
 static const struct {
@@ -160,6 +163,12 @@ static double median(double *values, int64_t count)
     return values[count / 2];
 }
 
+/* How far apart the middle half of the rounds lies, over the median. values: sorted. */
+static double spread(const double *values, int64_t count)
+{
+    return (values[3 * (count - 1) / 4] - values[(count - 1) / 4]) / values[count / 2];
+}
+
 /* Round 0 warms up and is not counted. */
 static int measure(const struct bench_options *options, const struct kvt_codec_kernels *kernels,
                    struct bench_result *result)
@@ -192,6 +201,8 @@ static int measure(const struct bench_options *options, const struct kvt_codec_k
         result->memcpy_gbps = gigabytes / median(seconds[0], options->rounds);
         result->encode_gbps = gigabytes / median(seconds[1], options->rounds);
         result->decode_gbps = gigabytes / median(seconds[2], options->rounds);
+        for (int i = 0; i < 3; i++)
+            result->spread = KVT_MAX(result->spread, spread(seconds[i], options->rounds));
         result->bits = 8.0 * (double)bench.payload_bytes /
                        ((double)bench.pool_bytes / kvt_dtype_bytes(result->dtype));
     } else {
@@ -236,12 +247,13 @@ static json_t *to_json(const struct bench_options *options, const char *isa,
     json_t *list = json_array();
     for (size_t i = 0; i < count; i++) {
         const struct bench_result *r = &results[i];
-        json_array_append_new(list, json_pack("{s:s,s:s,s:i,s:s,s:s,s:f,s:f,s:f,s:f}", "level",
-                                              kvt_level_name(r->level), "dtype",
-                                              dtype_name(r->dtype), "dim", (int)r->dim, "rows",
-                                              r->mla ? "mla" : "kv", "isa", isa, "bits_per_element",
-                                              r->bits, "encode_gbps", r->encode_gbps, "decode_gbps",
-                                              r->decode_gbps, "memcpy_gbps", r->memcpy_gbps));
+        json_array_append_new(
+            list,
+            json_pack("{s:s,s:s,s:i,s:s,s:s,s:f,s:f,s:f,s:f,s:f,s:b}", "level",
+                      kvt_level_name(r->level), "dtype", dtype_name(r->dtype), "dim", (int)r->dim,
+                      "rows", r->mla ? "mla" : "kv", "isa", isa, "bits_per_element", r->bits,
+                      "encode_gbps", r->encode_gbps, "decode_gbps", r->decode_gbps, "memcpy_gbps",
+                      r->memcpy_gbps, "spread", r->spread, "noisy", r->spread > SPREAD_MAX));
     }
     return json_pack("{s:i,s:b,s:I,s:I,s:o}", "format_version", (int)KVT_CODEC_FORMAT_VERSION,
                      "guard", !options->no_guard, "pool_bytes", (json_int_t)options->size, "rounds",
@@ -251,16 +263,23 @@ static json_t *to_json(const struct bench_options *options, const char *isa,
 static void print_table(const char *isa, const struct bench_result *results, size_t count)
 {
     printf("one core, %s; GB/s of the engine's side, and the ratio to memcpy\n", isa);
-    printf("level  dtype   dim   bits    encode          decode          memcpy\n");
+    printf("level  dtype   dim   bits    encode          decode          memcpy  spread\n");
+    size_t noisy = 0;
     for (size_t i = 0; i < count; i++) {
         const struct bench_result *r = &results[i];
-        printf("%-6s %-5s %5u %6.3f  %6.2f (%.2f x)  %6.2f (%.2f x)  %6.2f\n",
+        printf("%-6s %-5s %5u %6.3f  %6.2f (%.2f x)  %6.2f (%.2f x)  %6.2f  %4.0f %%%s\n",
                kvt_level_name(r->level), dtype_name(r->dtype), r->dim, r->bits, r->encode_gbps,
                r->encode_gbps / r->memcpy_gbps, r->decode_gbps, r->decode_gbps / r->memcpy_gbps,
-               r->memcpy_gbps);
+               r->memcpy_gbps, 100 * r->spread, r->spread > SPREAD_MAX ? "  ?" : "");
+        noisy += r->spread > SPREAD_MAX;
         if (r->dim == 576 && !r->mla)
             printf("       (rows of K and V: MLA latents are never stored below kv8)\n");
     }
+    if (noisy)
+        printf(
+            "?: the rounds of %zu of %zu rows disagree by more than %.0f %%, so their ratios say "
+            "little: something else runs on this machine\n",
+            noisy, count, 100 * SPREAD_MAX);
 }
 
 /* Resolve the words; 0, or -1 after an error was printed. */

@@ -5,6 +5,7 @@
  * Threads: one. It changes nothing but a scratch directory inside --dir (or its parent, where --dir
  * is new), which it removes again.
  */
+#include <errno.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -134,7 +135,11 @@ static void check_io(struct doctor *doctor, const char *dir, uint64_t bytes)
     else
         snprintf(io.why, sizeof(io.why), "%s", kvt_strerror(rc));
     if (rc) {
-        json_t *object = check(doctor, "disk", STATE_FAIL, "%s: %s", dir, io.why);
+        if (root == 1 && (rc == -ENOENT || rc == -EACCES || rc == -EPERM || rc == -EROFS))
+            kvt_root_why(dir, rc, why); /* its parent takes no directory: /proc */
+        else
+            snprintf(why, sizeof(why), "%s: %s", dir, io.why);
+        json_t *object = check(doctor, "disk", STATE_FAIL, "%s", why);
         json_object_set_new(object, "error", json_integer(rc));
         return;
     }

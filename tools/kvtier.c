@@ -110,11 +110,13 @@ int kvt_unknown_command(int argc, char **argv)
         const char *both = kvt_nearest(words, names, KVT_ARRAY_LEN(kvt_commands));
         if (both && strchr(both, ' '))
             near = both;
+        else
+            snprintf(words, sizeof(words), "%s", argv[1]);
     }
     if (argc > 2 && list_family(argv[1], members, sizeof(members)) && !(near && strchr(near, ' ')))
         kvt_cli_error("", "'%s' knows no '%s'; one of: %s", argv[1], argv[2], members);
     else if (near)
-        kvt_cli_error("", "unknown command '%s'; did you mean '%s'?", argv[1], near);
+        kvt_cli_error("", "unknown command '%s'; did you mean '%s'?", words, near);
     else
         kvt_cli_error("", "unknown command '%s'; see 'kvtier --help'", argv[1]);
     return KVT_EXIT_USAGE;

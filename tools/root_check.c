@@ -78,3 +78,8 @@ int kvt_root_check(const char *dir, char why[KVT_ROOT_WHY_MAX])
         kvt_root_describe(dir, 0, rc, pid, why, KVT_ROOT_WHY_MAX);
     return rc;
 }
+
+void kvt_root_why(const char *dir, int code, char why[KVT_ROOT_WHY_MAX])
+{
+    kvt_root_describe(dir, 0, code, 0, why, KVT_ROOT_WHY_MAX);
+}

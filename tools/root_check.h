@@ -11,6 +11,9 @@
  * instant only. Blocks. */
 int kvt_root_check(const char *dir, char why[KVT_ROOT_WHY_MAX]);
 
+/* What kvt_open() would say of a root that fails with `code`. */
+void kvt_root_why(const char *dir, int code, char why[KVT_ROOT_WHY_MAX]);
+
 /* The parent of dir as a path that names a directory even through a symbolic link ("/a/."). 0, or
  * -ENAMETOOLONG. */
 int kvt_root_parent(const char *dir, char *parent, size_t room);

@@ -50,6 +50,10 @@ static void check_one(const json_t *result, const char *level, int dim, const ch
              (const char *const[]){"encode_gbps", "decode_gbps", "memcpy_gbps", NULL};
          *name; name++)
         assert_true(json_real_value(json_object_get(result, *name)) > 0);
+    /* a row whose rounds disagree says so */
+    const double spread = json_real_value(json_object_get(result, "spread"));
+    assert_true(spread >= 0);
+    assert_true(json_is_true(json_object_get(result, "noisy")) == (spread > 0.15));
 }
 
 static void test_levels(void **state)
@@ -69,6 +73,7 @@ static void test_levels(void **state)
     BENCH("--dim", "128", "--dtype", "f16", "--level", "kv4", "--isa", "scalar");
     assert_int_equal(run.code, 0);
     assert_non_null(strstr(run.out, "one core, scalar"));
+    assert_non_null(strstr(run.out, "spread"));
     assert_non_null(strstr(run.out, "kv4    f16     128"));
 }
 

@@ -261,6 +261,13 @@ static void test_foreign_directory(void **state)
     assert_int_equal(unlink(name), 0);
 }
 
+/* The right reason: /proc is there, and takes no directory. */
+static void test_a_place_without_directories(void **state)
+{
+    (void)state;
+    refused("/proc/kvtier", geteuid() == 0 ? "takes no new directories" : "does not exist, and");
+}
+
 static void test_owned_directory(void **state)
 {
     struct kvt_config *config;
@@ -457,6 +464,7 @@ int main(void)
         cmocka_unit_test(test_directory),
         cmocka_unit_test(test_pieces_out_of_order),
         cmocka_unit_test(test_foreign_directory),
+        cmocka_unit_test(test_a_place_without_directories),
         cmocka_unit_test(test_owned_directory),
         cmocka_unit_test(test_new_directory),
         cmocka_unit_test(test_refusal_names_the_cap),

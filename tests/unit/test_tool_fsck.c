@@ -147,8 +147,34 @@ static void test_damage_is_found(void **state)
     fsck(dir, NULL, NULL);
     assert_int_equal(run.code, 1);
     assert_non_null(strstr(run.out, "problem: seg-00000000"));
+    assert_non_null(strstr(run.out, "\n1 problem\nremedy: none is needed"));
     out = fsck_json("--quick");
     assert_int_equal(run.code, 0);
+    json_decref(out);
+}
+
+/* A segment that somebody removed: the last owner's count tells. */
+static void test_a_vanished_segment_is_noted(void **state)
+{
+    char path[400];
+    json_t *out;
+    FILE *file;
+
+    (void)state;
+    path_of(path, "stats");
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("disk.roots 1\ndisk.segments 3\n", file);
+    fclose(file);
+    out = fsck_json(NULL);
+    assert_int_equal(json_array_size(json_object_get(out, "notes")), 0); /* all three are there */
+    json_decref(out);
+    path_of(path, "seg-00000001");
+    assert_int_equal(unlink(path), 0);
+    out = fsck_json(NULL);
+    assert_int_equal(run.code, 0); /* not damage: nobody knows */
+    assert_non_null(strstr(json_string_value(json_array_get(json_object_get(out, "notes"), 0)),
+                           "counted 3 segments with records, 2 are here"));
     json_decref(out);
 }
 
@@ -204,6 +230,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_healthy, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damage_is_found, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_vanished_segment_is_noted, setup, teardown),
         cmocka_unit_test_setup_teardown(test_owned_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_not_a_store, setup, teardown),
     };

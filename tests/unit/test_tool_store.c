@@ -420,8 +420,9 @@ static void test_purge_of_nothing(void **state)
     (void)state;
     make_store();
     TOOL("purge", dir, "--namespace", "00000000000000000000000000000000", "--yes");
-    assert_int_equal(run.code, 0);
-    assert_non_null(strstr(run.out, "removed 0 records"));
+    assert_int_equal(run.code, 1);
+    assert_string_equal(run.out, "");
+    assert_non_null(strstr(run.err, "no such namespace, nothing was removed"));
     assert_int_equal(stat_records(), 2 * BLOCKS);
 }
 

@@ -53,6 +53,7 @@ static void test_unknown_command(void **state)
     TOOL("bench", "codecs");
     assert_int_equal(run.code, 2);
     assert_non_null(strstr(run.err, "did you mean 'bench codec'?"));
+    assert_null(strstr(run.err, "unknown command 'bench';")); /* the word that is wrong is named */
     TOOL("nothing-like-it");
     assert_int_equal(run.code, 2);
     assert_non_null(strstr(run.err, "see 'kvtier --help'"));
