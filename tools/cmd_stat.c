@@ -94,7 +94,7 @@ static void print_writer(const json_t *store)
     printf("  numbers     written %.0f s ago", json_real_value(json_object_get(store, "age_s")));
     if (pid)
         printf(" by process %" PRId64 ", which %s", pid,
-               pid == owner ? "owns the directory" : "no longer does");
+               pid == owner ? "owns the directory" : "no longer owns it");
     putchar('\n');
 }
 

@@ -138,8 +138,8 @@ static void add_trouble(struct kvt_top_view *view, const struct top *top, const 
 static void add_lookups(struct kvt_top_view *view, const struct top *top)
 {
     uint64_t keys = value(top, "lookup.keys"), recent = rise(top, "lookup.keys");
-    static const char *const hits[][2] = {{"dram", "lookup.hits_dram"},
-                                          {"disk", "lookup.hits_disk"}};
+    static const char *const hits[][2] = {{"in dram", "lookup.hits_dram"},
+                                          {"on disk", "lookup.hits_disk"}};
 
     add(view, 1, "%-24s %14s %14s", "lookups", "total", "per second");
     add_count(view, top, "keys", "lookup.keys", 0);
@@ -147,7 +147,7 @@ static void add_lookups(struct kvt_top_view *view, const struct top *top)
         char now[32] = "-";
         if (recent)
             snprintf(now, sizeof(now), "%.1f %%", kvt_stats_percent(rise(top, hits[i][1]), recent));
-        add(view, 0, "  hits in %-14s %12.1f %% %14s", hits[i][0],
+        add(view, 0, "  hits %-17s %12.1f %% %14s", hits[i][0],
             kvt_stats_percent(value(top, hits[i][1]), keys), now);
     }
     add_count(view, top, "runs ended: absent", "lookup.miss_absent", 0);

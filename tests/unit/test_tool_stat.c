@@ -215,6 +215,9 @@ static void test_live(void **state)
     assert_non_null(strstr(run.out, "index.collision"));
 
     small_store_close(&store); /* the last numbers are written at close */
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "stat", store.dir, NULL}, NULL, NULL);
+    snprintf(text, sizeof(text), "by process %d, which no longer owns it", (int)getpid());
+    assert_non_null(strstr(run.out, text));
     tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "stat", store.dir, "--json", NULL},
              NULL, NULL);
     json_t *report = json_loads(run.out, 0, NULL);
