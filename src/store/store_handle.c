@@ -125,11 +125,12 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
     uint64_t bytes;
 
     store->activity++;
-    store->last_message_ns = kvt_store_now(store);
     if (msg->bytes < sizeof(*msg) || msg->bytes % 8 || msg->bytes > KVT_MSG_BYTES_MAX) {
         store->counts.bad_messages++;
         return KVT_E_INVAL;
     }
+    if (msg->op != KVT_OP_STAT) /* who only watches does not keep the store from being idle */
+        store->last_message_ns = kvt_store_now(store);
     handler = msg->op < KVT_ARRAY_LEN(handlers) ? &handlers[msg->op] : NULL;
     if (!handler || !handler->handle || msg->count > KVT_MSG_KEYS_MAX) {
         refuse(store, client, msg);

@@ -211,6 +211,25 @@ static void test_a_busy_store_is_left_alone(void **state)
     rig_close(&rig);
 }
 
+/* Somebody who reads the statistics all the time does not count. */
+static void test_watching_does_not_disturb(void **state)
+{
+    struct kvt_msg stat = {.bytes = sizeof(stat), .op = KVT_OP_STAT};
+
+    (void)state;
+    begin(RATE, true);
+    for (int i = 0; i < 40; i++) {
+        pass_time(SECOND / 2);
+        stat.cookie = 1000u + (uint64_t)i;
+        assert_int_equal(rig_send(&rig, 1, &stat), 0);
+        rig_settle(&rig);
+        assert_non_null(rig_reply(&rig, stat.cookie));
+        rig_forget_replies(&rig);
+    }
+    assert_int_equal(rig_stats(&rig).scrub_records, BLOCKS);
+    rig_close(&rig);
+}
+
 /* A load that comes while a record is being scrubbed is served; the scrub waits again after it. */
 static void test_loads_go_first(void **state)
 {
@@ -327,6 +346,7 @@ int main(void)
         cmocka_unit_test(test_the_rate_holds),
         cmocka_unit_test(test_off_reads_nothing),
         cmocka_unit_test(test_a_busy_store_is_left_alone),
+        cmocka_unit_test(test_watching_does_not_disturb),
         cmocka_unit_test(test_loads_go_first),
         cmocka_unit_test(test_blocks_in_dram_are_skipped),
         cmocka_unit_test(test_one_pass_a_day),
