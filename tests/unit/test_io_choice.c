@@ -1,4 +1,4 @@
-/* The options io and io_register through a whole cache (C41).
+/* The options io, io_register, fds_max and scrub through a whole cache (C29, C41).
  *
  * Goal:   whatever moves the bytes, they are the same; which backend is in force and why can be
  *         read; a backend that was asked for by name and is not there is an error that says so.
@@ -119,6 +119,26 @@ static void test_c29_descriptors_within_fds_max(void **state)
     assert_true(most[2] > 40);
 }
 
+/* The owner's thread wakes by itself for it, a second after the last request. */
+static void cold_records_are_scrubbed(void **state)
+{
+    (void)state;
+    for (int on = 0; on < 2; on++) {
+        set_up(on ? "dram=4MiB,scrub=64MiB" : "dram=4MiB,scrub=off", "32MiB");
+        assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+        rig_reopen(&rig);
+        for (int tries = 0; tries < (on ? 20 : 2) && rig_stat(&rig, "scrub.records") < BLOCKS;
+             tries++)
+            rig_sleep_ms(1500);
+        assert_int_equal(rig_stat(&rig, "scrub.records"), on ? BLOCKS : 0);
+        assert_int_equal(rig_stat(&rig, "scrub.bad"), 0);
+        assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+        rig_close(&rig);
+        rig_free(&rig);
+        memset(&rig, 0, sizeof(rig));
+    }
+}
+
 /* In a child, where the kernel refuses a ring with `error`. */
 static int refused(int error)
 {
@@ -176,6 +196,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(every_backend_reads_what_any_wrote, tear_down),
+        cmocka_unit_test(cold_records_are_scrubbed),
         cmocka_unit_test(test_c29_descriptors_within_fds_max),
         cmocka_unit_test(test_c41_posix_and_the_reason_in_stat),
     };
