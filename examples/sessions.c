@@ -30,18 +30,16 @@ static int open_all(const char *dir, struct kvt_cache **cache, struct kvt_ns **n
         .struct_size = sizeof(opts), .window_tokens = 128, .tokens_max = 1024};
     struct kvt_identity who;
     struct kvt_config *config = NULL;
-    char disk[512], error[256] = "";
+    char text[512], error[256] = "";
 
     int rc = kvt_config_new(&config);
-    snprintf(disk, sizeof(disk), "%s:256MiB", dir ? dir : "");
+    snprintf(text, sizeof(text), dir ? "dram=64MiB,disk=%s:256MiB" : "dram=64MiB", dir);
     if (!rc)
-        rc = kvt_config_set(config, "dram", "64MiB");
-    if (!rc && dir)
-        rc = kvt_config_set(config, "disk", disk);
+        rc = kvt_config_set_all(config, text);
     if (!rc)
         rc = kvt_open(config, cache, error, sizeof(error));
     if (rc)
-        fprintf(stderr, "sessions: %s\n", error);
+        fprintf(stderr, "sessions: %s%s\n", kvt_config_error(config), error);
     kvt_config_free(config);
     kvt_identity_init(&who);
     who.engine = "example";
@@ -105,16 +103,13 @@ int main(int argc, char **argv)
                        plan.recompute);
         }
     }
-    if (mgr && !rc)
-        rc = kvt_session_mgr_stats(mgr, &stats);
+    rc = rc ? rc : kvt_session_mgr_stats(mgr, &stats);
     printf("%llu pages evicted, %llu of them without a record (%s)\n",
            (unsigned long long)stats.evicted, (unsigned long long)stats.evicted_unsaved,
            kvt_strerror(rc));
     kvt_session_mgr_close(mgr);
-    if (pool)
-        kvt_pool_unregister(pool);
-    if (ns)
-        kvt_ns_close(ns);
+    kvt_pool_unregister(pool); /* NULL is allowed everywhere here */
+    kvt_ns_close(ns);
     kvt_close(cache);
     return rc ? 1 : 0;
 }

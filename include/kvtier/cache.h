@@ -74,7 +74,7 @@ size_t kvt_ns_record_bytes(const struct kvt_ns *ns, uint16_t group, int level);
  * KVT_E_DEVICE. "gpu.state" and the log have the reason. */
 int kvt_pool_register(struct kvt_cache *cache, const struct kvt_layout *layout,
                       const struct kvt_pool_desc *desc, struct kvt_pool **out);
-void kvt_pool_unregister(struct kvt_pool *pool); /* its requests must have completed */
+void kvt_pool_unregister(struct kvt_pool *pool); /* its requests must have completed; NULL: ok */
 
 /* Say that pages were computed anew (or are about to be) and hold exact KV again.
  * Every page remembers the level that it was last loaded from. A page of lossy origin is never
