@@ -271,17 +271,18 @@ static void fetch_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job, const 
 /* Store the run of resident blocks that the queue begins with. */
 static int cool_run(struct kvt_session_mgr *mgr)
 {
-    uint32_t nodes[KVT_SESSION_JOB_BLOCKS], n = 0, parent = mgr->nodes[mgr->cool_head].parent;
+    uint32_t nodes[KVT_SESSION_JOB_BLOCKS] = {mgr->cool_head}, n = 1;
+    uint32_t parent = mgr->nodes[mgr->cool_head].parent;
     if (parent != KVT_NONE && unsaved(&mgr->nodes[parent])) {
         int rc = kvt_session_save_chain(mgr, parent); /* else the store would not take the child */
         if (rc != 0)
             return rc;
     }
-    for (uint32_t at = mgr->cool_head; at != KVT_NONE && n < KVT_SESSION_JOB_BLOCKS;
-         at = mgr->nodes[at].cool_next) {
+    for (uint32_t at = mgr->nodes[mgr->cool_head].cool_next;
+         at != KVT_NONE && n < KVT_SESSION_JOB_BLOCKS; at = mgr->nodes[at].cool_next) {
         const struct kvt_snode *node = &mgr->nodes[at];
         if (node->page == KVT_NONE || node->busy || !must_cool(node) ||
-            (n > 0 && node->parent != nodes[n - 1]))
+            node->parent != nodes[n - 1])
             break;
         nodes[n++] = at;
     }

@@ -1,0 +1,205 @@
+/* Sessions over a pool in GPU memory, against the fake driver.
+ *
+ * Goal:   the session manager needs nothing of a pool but page numbers: blocks leave the pages of a
+ *         device, come back as the scalar codec says, cool from their pages and through a scratch
+ *         page, and no page but those that were asked for is touched.
+ * Method: api_rig.h over fake_cuda.c; a mirror of the whole pool is kept by the session's own plan,
+ *         and compared after each step.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "client/client.h"
+#include "client/session_internal.h"
+#include "gpu/api_rig.h"
+#include "gpu/fake_cuda.h"
+#include "gpu/gpu.h"
+#include "support/rig.h"
+
+enum { UNIT = 16, PAGES = 48, TOKENS_MAX = 1024 };
+
+static const struct api_shape shape = {"sessions",     2,       2,    64, UNIT, PAGES,
+                                       KVT_DTYPE_BF16, API_NHD, false};
+static struct fake_cuda *fake;
+static struct api api;
+static struct kvt_session_mgr *mgr;
+
+static int load_fake(void **state)
+{
+    (void)state;
+    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
+    return fake != NULL ? 0 : -1;
+}
+
+static int reset(void **state)
+{
+    (void)state;
+    memset(fake, 0, sizeof(*fake));
+    fake->version = 12040;
+    fake->device_count = 1;
+    fake->capability = 90;
+    fake->seed = rig_seed();
+    return 0;
+}
+
+static void open_mgr(void)
+{
+    const struct kvt_session_mgr_opts opts = {
+        .struct_size = sizeof(opts), .window_tokens = 64, .tokens_max = TOKENS_MAX};
+    if (!kvt_gpu_kernels_built())
+        skip();
+    assert_true(api_init(&api, KVT_FAKE_CUDA, &shape, "dram=64MiB,level=kv4,threads=1", false));
+    api_open(&api);
+    api_poison(&api);
+    assert_int_equal(kvt_session_mgr_open(api.ns, api.pool, &opts, &mgr), 0);
+}
+
+static void close_mgr(void)
+{
+    kvt_session_mgr_close(mgr);
+    api_close(&api);
+    api_free(&api);
+}
+
+static void settle(void)
+{
+    char why[128] = "";
+    while (kvt_session_mgr_work(mgr, -1) > 0)
+        ;
+    assert_int_equal(kvt_session_mgr_check(mgr, why, sizeof(why)), 0);
+}
+
+/* Resume with n more tokens first, first + 1, ...; returns the plan after the load. */
+static struct kvt_session_plan resume(kvt_session_id id, uint32_t first, uint32_t n)
+{
+    struct kvt_session_plan plan = {.struct_size = sizeof(plan)};
+    uint32_t tokens[TOKENS_MAX];
+    int rc;
+    for (uint32_t i = 0; i < n; i++)
+        tokens[i] = first + i;
+    while ((rc = kvt_session_resume(mgr, id, tokens, n, NULL, NULL)) == -EAGAIN)
+        assert_true(kvt_session_mgr_work(mgr, -1) >= 0);
+    assert_int_equal(rc, 0);
+    assert_int_equal(kvt_session_wait(mgr, id, -1), 1);
+    assert_int_equal(kvt_session_get_plan(mgr, id, &plan), 0);
+    return plan;
+}
+
+static uint32_t page_of(kvt_session_id id, uint32_t block)
+{
+    uint32_t page;
+    assert_int_equal(kvt_session_pages(mgr, id, block, &page, 1), 1);
+    return page;
+}
+
+/* The engine computes blocks [from, to): numbers by seed. Whole blocks here. */
+static void compute(kvt_session_id id, uint32_t from, uint32_t to, uint64_t seed)
+{
+    for (uint32_t i = from; i < to; i++)
+        api_fill(&api, page_of(id, i), seed + i, API_SMOOTH);
+    api_upload(&api);
+    assert_int_equal(kvt_session_filled(mgr, id, to * UNIT), 0);
+}
+
+/* The mirror of a block that came back through these levels, in order; 0 ends them. */
+static void came_back(kvt_session_id id, uint32_t block, uint64_t seed, int first, int second)
+{
+    uint32_t page = page_of(id, block);
+    api_fill(&api, page, seed + block, API_SMOOTH);
+    assert_int_equal(api_coded(&api, page, first), first);
+    if (second != 0)
+        assert_int_equal(api_coded(&api, page, second), second);
+}
+
+static void test_out_of_the_gpu_and_back(void **state)
+{
+    kvt_session_id a, b;
+    (void)state;
+    open_mgr();
+    assert_int_equal(kvt_session_open(mgr, NULL, 0, &a), 0);
+    assert_int_equal(kvt_session_open(mgr, NULL, 0, &b), 0);
+    assert_int_equal(resume(a, 1, 192).recompute, 192);
+    compute(a, 0, 12, 100);
+    assert_int_equal(kvt_session_idle(mgr, a), 0);
+    assert_int_equal(resume(b, 10000, 47 * UNIT).recompute, 47 * UNIT); /* every page */
+    compute(b, 0, 47, 500);
+    assert_true(api_same(&api));
+    assert_int_equal(kvt_session_idle(mgr, b), 0);
+    assert_int_equal(resume(a, 0, 0).from_dram, 192);
+    for (uint32_t i = 0; i < 12; i++)
+        came_back(a, i, 100, i == 0 ? KVT_LEVEL_RAW : i < 8 ? KVT_LEVEL_KV4 : KVT_LEVEL_KV8, 0);
+    assert_true(api_same(&api)); /* b's other pages are as they were */
+    /* three blocks leave the window and cool from their pages; three are new */
+    uint32_t more[48] = {7};
+    int rc;
+    while ((rc = kvt_session_append(mgr, a, more, 48)) == -EAGAIN)
+        assert_true(kvt_session_mgr_work(mgr, -1) >= 0);
+    assert_int_equal(rc, 0);
+    compute(a, 12, 15, 100);
+    assert_int_equal(kvt_session_idle(mgr, a), 0);
+    settle();
+    (void)resume(b, 0, 0);
+    assert_int_equal(kvt_session_idle(mgr, b), 0);
+    api_poison(&api); /* b's turn is not looked at; all of a's pages were taken */
+    assert_int_equal(resume(a, 0, 0).from_dram, 240);
+    for (uint32_t i = 0; i < 15; i++)
+        came_back(a, i, 100,
+                  i == 0  ? KVT_LEVEL_RAW
+                  : i < 8 ? KVT_LEVEL_KV4
+                          : KVT_LEVEL_KV8,
+                  i >= 8 && i < 11 ? KVT_LEVEL_KV4 : 0);
+    assert_true(api_same(&api));
+    assert_int_equal(api_stat(&api, "store.cooled"), 3);
+    assert_int_equal(api_stat(&api, "session.evicted_unsaved"), 0);
+    close_mgr();
+}
+
+/* What two sessions share and only one still has in its window cools when that one is closed: its
+ * pages have gone, so through a scratch page of the device. */
+static void test_cooling_by_a_scratch_page(void **state)
+{
+    struct kvt_session_stats stats = {.struct_size = sizeof(stats)};
+    kvt_session_id a, b, c;
+    (void)state;
+    open_mgr();
+    assert_int_equal(kvt_session_open(mgr, NULL, 0, &a), 0);
+    assert_int_equal(kvt_session_open(mgr, NULL, 0, &b), 0);
+    assert_int_equal(kvt_session_open(mgr, NULL, 0, &c), 0);
+    (void)resume(a, 1, 80);
+    compute(a, 0, 5, 100);
+    assert_int_equal(resume(b, 1, 240).in_l0, 80);
+    compute(b, 5, 15, 100);
+    assert_int_equal(kvt_session_idle(mgr, a), 0);
+    assert_int_equal(kvt_session_idle(mgr, b), 0);
+    (void)resume(c, 10000, 47 * UNIT);
+    assert_int_equal(kvt_session_close(mgr, c), 0); /* nothing of it is kept */
+    assert_int_equal(kvt_session_close(mgr, a), 0);
+    settle();
+    assert_int_equal(kvt_session_mgr_stats(mgr, &stats), 0);
+    assert_int_equal(stats.cooled_record, 4);
+    api_poison(&api);
+    assert_int_equal(resume(b, 0, 0).from_dram, 240);
+    for (uint32_t i = 0; i < 15; i++)
+        came_back(b, i, 100,
+                  i == 0             ? KVT_LEVEL_RAW
+                  : i >= 5 && i < 11 ? KVT_LEVEL_KV4
+                                     : KVT_LEVEL_KV8,
+                  i > 0 && i < 5 ? KVT_LEVEL_KV4 : 0);
+    assert_true(api_same(&api));
+    close_mgr();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_out_of_the_gpu_and_back, reset),
+        cmocka_unit_test_setup(test_cooling_by_a_scratch_page, reset),
+    };
+    return cmocka_run_group_tests(tests, load_fake, NULL);
+}
