@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "codec/piece.h"
+#include "kvtier/codec.h"
 
 #define SAY(...) (void)snprintf(text, len, __VA_ARGS__)
 
@@ -48,6 +49,38 @@ static void say_part(const struct kvt_part *part, uint32_t i, char *text, size_t
         SAY("part %" PRIu32 ": an MLA latent has one head, not %" PRIu32, i, part->heads);
 }
 
+static void say_group(const struct kvt_layout *layout, uint32_t i, char *text, size_t len)
+{
+    const struct kvt_group *group = &layout->groups[i];
+    bool any = false, coded = false, twice = false;
+    for (uint32_t p = 0; p < layout->part_count; p++) {
+        if (layout->parts[p].group != group->group)
+            continue;
+        any = true;
+        coded = coded || kvt_level_for_part(KVT_LEVEL_INT4, &layout->parts[p]) != KVT_LEVEL_RAW;
+    }
+    for (uint32_t j = 0; j < i; j++)
+        twice = twice || layout->groups[j].group == group->group;
+    if (group->kind > KVT_GROUP_STATE)
+        SAY("groups[%" PRIu32 "]: kind %u is none of enum kvt_group_kind", i, group->kind);
+    else if (!any)
+        SAY("groups[%" PRIu32 "]: no part is of group %u", i, group->group);
+    else if (twice)
+        SAY("groups[%" PRIu32 "]: group %u is listed twice", i, group->group);
+    else if ((group->kind == KVT_GROUP_WINDOW) != (group->window_tokens != 0))
+        SAY("groups[%" PRIu32 "]: window_tokens is %" PRIu32 "; more than 0 for a window, else 0",
+            i, group->window_tokens);
+    else if (group->block_tokens > KVT_BLOCK_TOKENS_MAX)
+        SAY("groups[%" PRIu32 "]: block_tokens is %" PRIu32 "; at most %u", i, group->block_tokens,
+            KVT_BLOCK_TOKENS_MAX);
+    else if (coded && group->block_tokens % KVT_TILE_TOKENS != 0)
+        SAY("groups[%" PRIu32 "]: block_tokens is %" PRIu32 "; a multiple of %u where parts are "
+            "coded, as these are",
+            i, group->block_tokens, KVT_TILE_TOKENS);
+    else if (group->reserved != 0)
+        SAY("groups[%" PRIu32 "]: reserved is not 0", i);
+}
+
 static void say_layout(const struct kvt_layout *layout, char *text, size_t len)
 {
     if (layout->struct_size != sizeof(*layout))
@@ -63,9 +96,12 @@ static void say_layout(const struct kvt_layout *layout, char *text, size_t len)
     else if (layout->group_count > KVT_GROUPS_MAX || (layout->group_count != 0 && !layout->groups))
         SAY("layout.groups: %" PRIu32 " groups%s; up to %u", layout->group_count,
             layout->groups == NULL ? " at NULL" : "", KVT_GROUPS_MAX);
-    else
+    else {
         for (uint32_t i = 0; i < layout->part_count && text[0] == '\0'; i++)
             say_part(&layout->parts[i], i, text, len);
+        for (uint32_t i = 0; i < layout->group_count && text[0] == '\0'; i++)
+            say_group(layout, i, text, len);
+    }
 }
 
 static void say_place(const struct kvt_layout *layout, const struct kvt_pool_desc *desc, uint32_t i,

@@ -115,6 +115,35 @@ static void namespaces_say_which_argument(void **state)
     assert_string_equal(rig.last, "");
 }
 
+#define GROUP(change, code, words)                                                \
+    do {                                                                          \
+        struct setup s = good();                                                  \
+        struct kvt_group g[2] = {{.group = 0}, {.group = 1, .block_tokens = 32}}; \
+        s.parts[1].group = 1;                                                     \
+        s.layout.groups = g;                                                      \
+        s.layout.group_count = 2;                                                 \
+        change;                                                                   \
+        assert_int_equal(open_ns(&s), code);                                      \
+        if ((code) != 0)                                                          \
+            said("kvt_ns_open: refused: ", words);                                \
+    } while (0)
+
+static void groups_say_which_argument(void **state)
+{
+    (void)state;
+    GROUP((void)g, 0, "");
+    GROUP(g[1].kind = 7, KVT_E_INVAL, "groups[1]: kind 7");
+    GROUP(g[1].group = 5, KVT_E_INVAL, "groups[1]: no part is of group 5");
+    GROUP(g[1].group = 0, KVT_E_INVAL, "groups[1]: group 0 is listed twice");
+    GROUP(g[0].window_tokens = 5, KVT_E_INVAL, "groups[0]: window_tokens is 5");
+    GROUP(g[1].kind = KVT_GROUP_WINDOW, KVT_E_INVAL, "groups[1]: window_tokens is 0; more than 0");
+    GROUP(g[1].block_tokens = 4, KVT_E_INVAL, "groups[1]: block_tokens is 4; a multiple of 16");
+    GROUP(g[1].block_tokens = 4112, KVT_E_LIMIT, "groups[1]: block_tokens is 4112; at most");
+    GROUP(g[1].reserved = 1, KVT_E_INVAL, "groups[1]: reserved");
+    GROUP(s.layout.groups = NULL, KVT_E_INVAL, "2 groups at NULL");
+    GROUP(s.layout.group_count = 17, KVT_E_LIMIT, "17 groups");
+}
+
 /* Two models under one empty name would share blocks. */
 static void an_identity_names_something(void **state)
 {
@@ -339,6 +368,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(namespaces_say_which_argument, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(groups_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_identity_names_something, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pools_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(requests_say_which_argument, set_up, tear_down),

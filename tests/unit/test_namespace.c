@@ -169,6 +169,48 @@ static void test_c13_every_field(void **state)
     }
 }
 
+/* The same for what a layout says of its groups; a layout that lists none has the id that it had
+ * before there were lists; 0 tokens are the layout's. */
+static void test_c13_every_field_of_a_group(void **state)
+{
+    enum { VARIANTS = 8 };
+    struct kvt_group groups[VARIANTS][2];
+    struct subject s[VARIANTS];
+    uint8_t ids[VARIANTS][KVT_NS_BYTES], same[KVT_NS_BYTES];
+
+    (void)state;
+    for (size_t i = 0; i < VARIANTS; i++) {
+        base_subject(&s[i]);
+        groups[i][0] = (struct kvt_group){.group = 0, .block_tokens = 16};
+        groups[i][1] = (struct kvt_group){
+            .group = 1, .kind = KVT_GROUP_WINDOW, .block_tokens = 64, .window_tokens = 128};
+        s[i].layout.groups = groups[i];
+        s[i].layout.group_count = i == 0 ? 0 : 2;
+    }
+    groups[2][1].group = 2;
+    groups[3][1].kind = KVT_GROUP_STATE;
+    groups[4][1].block_tokens = 128;
+    groups[5][1].window_tokens = 256;
+    groups[6][0].block_tokens = 48;
+    s[7].layout.group_count = 1;
+    for (size_t i = 0; i < VARIANTS; i++) {
+        id_of(&s[i], ids[i]);
+        for (size_t j = 0; j < i; j++)
+            assert_memory_not_equal(ids[i], ids[j], KVT_NS_BYTES);
+    }
+    s[0].layout.groups = NULL;
+    id_of(&s[0], same);
+    assert_memory_equal(same, ids[0], KVT_NS_BYTES);
+    groups[1][0].block_tokens = 0;
+    id_of(&s[1], same);
+    assert_memory_equal(same, ids[1], KVT_NS_BYTES);
+    s[1].layout.groups = NULL;
+    assert_int_equal(kvt_namespace_id(&s[1].identity, &s[1].layout, same), KVT_E_INVAL);
+    s[1].layout.groups = groups[1];
+    s[1].layout.group_count = KVT_GROUPS_MAX + 1;
+    assert_int_equal(kvt_namespace_id(&s[1].identity, &s[1].layout, same), KVT_E_INVAL);
+}
+
 /* The sum of the fields is the same text, split differently: another id each time. */
 static void test_strings_do_not_run_together(void **state)
 {
@@ -312,6 +354,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden),
         cmocka_unit_test(test_c13_every_field),
+        cmocka_unit_test(test_c13_every_field_of_a_group),
         cmocka_unit_test(test_strings_do_not_run_together),
         cmocka_unit_test(test_c15_deterministic),
         cmocka_unit_test(test_c17_hostile_strings),
