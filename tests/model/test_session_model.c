@@ -12,6 +12,7 @@
 #include "support/session_rig.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -351,13 +352,100 @@ static void test_faults(void **state)
     run("faults", 80, "dram=1MiB,level=kv4", "64MiB", false, true, rig_seed() + 3);
 }
 
+/* ---- several threads ----------------------------------------------------------------------- */
+
+/* One engine thread of several on one manager: sessions of its own, which share prefixes with those
+ * of the others; the judge of bytes is its own, too. */
+struct storm {
+    pthread_t thread;
+    struct model m;
+    uint32_t steps;
+};
+
+static void *storm_main(void *arg)
+{
+    struct storm *storm = arg;
+    struct model *m = &storm->m;
+    for (uint32_t step = 0; step < storm->steps; step++) {
+        uint32_t i = roll(m, 3), dice = roll(m, 100);
+        if (dice < 15)
+            op_open(m, i);
+        else if (dice < 50)
+            op_resume(m, i);
+        else if (dice < 65)
+            op_append(m, i);
+        else if (dice < 90)
+            op_idle(m, i);
+        else if (dice < 94)
+            op_late(m, i);
+        else if (dice < 97)
+            op_close(m, i);
+        else
+            assert_true(kvt_session_mgr_work(m->s.mgr, (int64_t)roll(m, 300000)) >= 0);
+        if (is_active(m, i) && roll(m, 3)) /* or its pages starve the others */
+            op_idle(m, i);
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        op_close(m, i);
+    return NULL;
+}
+
+static void judge_init(struct srig *mine, const struct srig *shared, const struct rig_shape *shape)
+{
+    struct rig_shape two = *shape;
+    *mine = *shared;
+    two.pages = 2;
+    rig_init(&mine->oracle, &two, "", NULL);
+    mine->payload = aligned_alloc(64, mine->payload_bytes);
+    mine->want = malloc(mine->block_bytes);
+    mine->got = malloc(mine->block_bytes);
+    assert_true(mine->payload != NULL && mine->want != NULL && mine->got != NULL);
+}
+
+static void test_storm(void **state)
+{
+    enum { THREADS = 4 };
+    struct rig_shape shape = rig_shape_small(80);
+    struct kvt_session_mgr_opts opts = {
+        .window_tokens = 96, .tokens_max = TOKENS_MAX, .first_page = 2};
+    struct storm *storms = calloc(THREADS, sizeof(*storms));
+    struct srig s;
+    uint64_t resumed = 0, restored = 0, seed = rig_seed();
+
+    (void)state;
+    assert_non_null(storms);
+    want_faults = false;
+    srig_open(&s, &shape, "dram=2MiB,level=kv4,threads=2", "64MiB", &opts);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        judge_init(&storms[i].m.s, &s, &shape);
+        storms[i].m.rng.state = seed + 10 + i;
+        storms[i].steps = steps_wanted() / 3;
+        assert_int_equal(pthread_create(&storms[i].thread, NULL, storm_main, &storms[i]), 0);
+    }
+    for (uint32_t i = 0; i < THREADS; i++) {
+        assert_int_equal(pthread_join(storms[i].thread, NULL), 0);
+        resumed += storms[i].m.resumed;
+        restored += storms[i].m.restored;
+        rig_free(&storms[i].m.s.oracle);
+        free(storms[i].m.s.payload);
+        free(storms[i].m.s.want);
+        free(storms[i].m.s.got);
+    }
+    srig_settle(&s);
+    assert_int_equal(srig_stats(&s).sessions, 0);
+    printf("           %u threads: %llu resumed, %llu tokens restored\n", (unsigned)THREADS,
+           (unsigned long long)resumed, (unsigned long long)restored);
+    assert_true(resumed > steps_wanted() / 20);
+    srig_free(&s);
+    free(storms);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_calm),
-        cmocka_unit_test(test_calm_on_disk),
-        cmocka_unit_test(test_tight),
-        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_calm),  cmocka_unit_test(test_calm_on_disk),
+        cmocka_unit_test(test_tight), cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_storm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
