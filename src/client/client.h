@@ -402,9 +402,15 @@ void kvt_reply_wake(struct kvt_cache *cache); /* any thread */
 /* Start a thread of ours: all signals blocked, named. */
 int kvt_thread_start(pthread_t *thread, const char *name, void *(*fn)(void *), void *arg);
 
-/* request.c */
+/* entries.c */
 int kvt_requests_init(struct kvt_cache *cache);
 void kvt_requests_free(struct kvt_cache *cache);
+/* The first of n entries in a row, or KVT_NONE; lock held. */
+uint32_t kvt_entries_take(struct kvt_cache *cache, uint32_t n);
+/* A request and its entries are free again; lock held. */
+void kvt_req_put(struct kvt_cache *cache, struct kvt_req *req);
+
+/* request.c */
 void kvt_requests_cancel_all(struct kvt_cache *cache); /* lock held */
 
 /* call.c: one round trip. The caller holds the lock; it is released while waiting. */
