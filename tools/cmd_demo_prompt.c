@@ -2,10 +2,9 @@
  *
  * Every prompt is the model's chat template around "document, blank line, question", so that all
  * share the document as prefix. The document is cut at the end of a sentence such that the first
- * prompt has at most the tokens asked for, and at most half a block beyond its whole blocks:
- * every one of those is computed each time, which says nothing about the store, and half a block is
- * the average of all prompts. What follows the cut is the text of the quality measurement (its
- * beginning again, when it is too short).
+ * prompt has at most the tokens asked for, and about half a block beyond its whole blocks: those
+ * are computed each time, and half a block is the average of all prompts. What follows the cut is
+ * the text of the quality measurement (its beginning again, when it is too short).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -181,22 +180,26 @@ static size_t count_tokens(const struct demo_engine *engine, const char *text, s
     return count;
 }
 
-/* The last sentence end at or before `end` that leaves at most half a block of the first prompt
- * beyond its usable blocks; `end` when CUT_TRIES ends do not; 0 on failure. */
+/* The last sentence end up to `end` that leaves three eighths to a half of a block of the first
+ * prompt beyond its usable blocks; of the last CUT_TRIES ends the one that leaves most, but no more
+ * than half a block; `end` when none does; 0 on failure. */
 static size_t cut_by_rest(struct demo_prompt *prompt, const struct demo_engine *engine,
                           const char *text, size_t end, size_t block)
 {
-    size_t at = end;
+    size_t at = end, best = 0, best_rest = 0;
 
-    for (int tries = 0; tries < CUT_TRIES && at > 0; tries++) {
+    for (int tries = 0; tries < CUT_TRIES && at > 0 && 8 * best_rest < 3 * block; tries++) {
         if (make_question(&prompt->questions[0], engine, text, at) != 0)
             return 0;
         const size_t count = prompt->questions[0].count;
-        if (count - block * kvt_usable_blocks((uint32_t)block, count) <= block / 2)
-            return at;
+        const size_t rest = count - block * kvt_usable_blocks((uint32_t)block, count);
+        if (rest <= block / 2 && rest > best_rest) {
+            best = at;
+            best_rest = rest;
+        }
         at = sentence_end(text, at - 1);
     }
-    return end;
+    return best > 0 ? best : end;
 }
 
 /* How many bytes of the document make the first prompt at most --tokens; 0: none, or failed. */
@@ -222,7 +225,9 @@ static size_t cut_document(struct demo_prompt *prompt, const struct demo_engine 
         else
             high = middle - 1;
     }
-    const size_t end = low < len ? sentence_end(text, low) : len;
+    if (low == len) /* all of it fits */
+        return len;
+    const size_t end = sentence_end(text, low);
     return cut_by_rest(prompt, engine, text, end > 0 ? end : low, (size_t)config->block);
 }
 
