@@ -17,9 +17,6 @@
 #include "base/rng.h"
 #include "client/gpu_lane.h"
 
-#define HUGE_BYTES (UINT64_C(2) << 20)
-/* Below this, rounding up to huge pages would show in the resident size. */
-#define HUGE_ARENA_MIN (UINT64_C(64) << 20)
 #define CLOSE_TIMEOUT_NS INT64_C(30000000000)
 #define ALLOC_WINDOW_MAX (UINT64_C(64) << 20) /* record bytes being encoded at a time */
 
@@ -48,34 +45,6 @@ int kvt_cache_enter_live(struct kvt_cache *cache)
     return KVT_E_CLOSED;
 }
 
-/* Reserve the arena: memory is taken as it is touched. A large one starts at a huge page; the
- * address space before and after it stays unused. */
-static int arena_map(struct kvt_cache *cache)
-{
-    const struct kvt_settings *settings = cache->settings;
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t bytes = settings->dram != 0 ? settings->dram : settings->staging;
-    bytes = bytes / page * page; /* a cap: never rounded up */
-    uint64_t slack = bytes >= HUGE_ARENA_MIN ? HUGE_BYTES : 0;
-    if (bytes < page || bytes > SIZE_MAX / 2)
-        return KVT_E_LIMIT;
-    void *map = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (map == MAP_FAILED)
-        return -errno;
-    cache->map = map;
-    cache->map_bytes = bytes + slack;
-    cache->arena = map;
-    cache->arena_bytes = bytes;
-    if (slack != 0)
-        cache->arena += kvt_round_up((uintptr_t)map, HUGE_BYTES) - (uintptr_t)map;
-    /* Advice only: a kernel without it serves small pages, or copies the arena at fork. */
-    if (slack != 0)
-        (void)madvise(cache->arena, bytes / HUGE_BYTES * HUGE_BYTES, MADV_HUGEPAGE);
-    (void)madvise(cache->arena, bytes, MADV_DONTFORK);
-    return 0;
-}
-
 /* pin=required: in memory before the cache is open, or no cache. Without a device, auto pins
  * nothing: locked memory is a scarce right that a CPU gains little from. */
 static int arena_pin(struct kvt_cache *cache, char *error, size_t error_len)
@@ -85,7 +54,7 @@ static int arena_pin(struct kvt_cache *cache, char *error, size_t error_len)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     char text[400];
     kvt_pin_init(&cache->pin, cache->arena, cache->arena_bytes,
-                 cache->arena_bytes >= HUGE_ARENA_MIN ? HUGE_BYTES : page, &cache->log);
+                 cache->arena_bytes >= KVT_HUGE_ARENA_MIN ? KVT_HUGE_BYTES : page, &cache->log);
     if (settings->pin != KVT_PIN_SET_REQUIRED)
         return 0;
     int rc = kvt_pin_now(&cache->pin, ops);
@@ -277,7 +246,7 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
         return -errno;
     rc = kvt_requests_init(cache);
     if (rc == 0)
-        rc = arena_map(cache);
+        rc = kvt_arena_map(cache, error, error_len);
     if (rc == 0)
         rc = arena_pin(cache, error, error_len);
     if (rc != 0)

@@ -229,6 +229,7 @@ struct kvt_cache {
     uint64_t map_bytes;
     uint8_t *arena;
     uint64_t arena_bytes;
+    bool arena_huge;    /* huge pages were asked for, and not refused */
     struct kvt_pin pin; /* of the arena; pools of devices start it, under their own lock */
     struct kvt_root_state roots[KVT_DISKS_MAX];
     struct kvt_owner *owner;
@@ -295,6 +296,11 @@ struct kvt_cache {
 int kvt_cache_enter(struct kvt_cache *cache);
 int kvt_cache_enter_live(struct kvt_cache *cache);
 bool kvt_cache_forked(const struct kvt_cache *cache);
+
+#define KVT_HUGE_BYTES (UINT64_C(2) << 20)
+#define KVT_HUGE_ARENA_MIN (UINT64_C(64) << 20)
+/* arena_map.c: map the arena as the settings want it. error: a sentence, where one helps. */
+int kvt_arena_map(struct kvt_cache *cache, char *error, size_t error_len);
 
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
 int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len);

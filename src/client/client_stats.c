@@ -161,6 +161,8 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
     fn(arg, "codec.isa", 0, kvt_codec_isa(), "instruction set of the codec");
     fn(arg, "codec.level", 0, kvt_level_name(cache->settings->level), "level of stored blocks");
     char pin[160];
+    fn(arg, "dram.huge_pages", 0, cache->arena_huge ? "asked for" : "no",
+       "whether dram asks for huge pages");
     fn(arg, "dram.pin_state", 0, kvt_pin_text(&cache->pin, pin, sizeof(pin)),
        "off, pinning, ready, or why the mapping is not held in physical memory");
     fn(arg, "cache.state", 0,

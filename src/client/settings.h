@@ -35,6 +35,8 @@ struct kvt_settings {
     uint64_t fds_max;       /* descriptors of a cache */
     uint64_t scrub;         /* bytes a second; KVT_AUTO: off */
     uint64_t gpu_pace;      /* record bytes a second; KVT_AUTO: as fast as it goes */
+    uint64_t numa_node;     /* KVT_AUTO: wherever */
+    int huge_pages;         /* -1 auto, 0 off, 1 required */
     uint64_t load_deadline; /* ns; KVT_AUTO: none */
     int level;              /* enum kvt_level */
     int direct;             /* -1 auto, 0 off, 1 required */

@@ -64,28 +64,14 @@ static void defaults_are_what_the_table_says(void **state)
 {
     static const struct {
         const char *key, *value;
-    } expected[] = {{"dram", "1GiB"},
-                    {"disk", "none"},
-                    {"disk_required", "no"},
-                    {"level", "kv4"},
-                    {"guard", "yes"},
-                    {"threads", "auto"},
-                    {"staging", "auto"},
-                    {"write_queue", "auto"},
-                    {"pin_max", "auto"},
-                    {"io_threads", "4"},
-                    {"write", "through"},
-                    {"direct", "auto"},
-                    {"load_deadline", "none"},
-                    {"scrub", "8MiB"},
-                    {"pin", "auto"},
-                    {"io", "auto"},
-                    {"io_register", "no"},
-                    {"requests_max", "256"},
-                    {"request_blocks_max", "32768"},
-                    {"enabled", "yes"},
-                    {"env", "yes"},
-                    {"exclude_layers", "none"}};
+    } expected[] = {{"dram", "1GiB"},      {"disk", "none"},        {"disk_required", "no"},
+                    {"level", "kv4"},      {"guard", "yes"},        {"threads", "auto"},
+                    {"staging", "auto"},   {"write_queue", "auto"}, {"pin_max", "auto"},
+                    {"io_threads", "4"},   {"write", "through"},    {"huge_pages", "auto"},
+                    {"numa_node", "none"}, {"direct", "auto"},      {"load_deadline", "none"},
+                    {"scrub", "8MiB"},     {"pin", "auto"},         {"io", "auto"},
+                    {"io_register", "no"}, {"requests_max", "256"}, {"request_blocks_max", "32768"},
+                    {"enabled", "yes"},    {"env", "yes"},          {"exclude_layers", "none"}};
     struct kvt_config *config = fresh();
     (void)state;
     for (size_t i = 0; i < KVT_ARRAY_LEN(expected); i++)
@@ -119,6 +105,9 @@ static void good_values_read_back(void **state)
         {"fds_max", "32", "32"},
         {"fds_max", "auto", "auto"},
         {"scrub", "off", "off"},
+        {"huge_pages", "off", "off"},
+        {"numa_node", "3", "3"},
+        {"numa_node", "none", "none"},
         {"write", "evict", "evict"},
         {"write", "idle", "idle"},
         {"write", "through", "through"},
@@ -200,6 +189,8 @@ static void test_c82_bad_values_name_the_key_and_the_nearest(void **state)
         {"level", "fp8", KVT_E_CONFIG_VALUE, {"level", "int4"}},
         {"io", "io_uring", KVT_E_CONFIG_VALUE, {"io", "\"io_uring\"", "auto, posix, uring"}},
         {"io", "urnig", KVT_E_CONFIG_VALUE, {"io", "\"uring\""}},
+        {"numa_node", "1024", KVT_E_CONFIG_VALUE, {"numa_node", "1023"}},
+        {"huge_pages", "2MiB", KVT_E_CONFIG_VALUE, {"huge_pages", "auto, on, off"}},
         {"write", "later", KVT_E_CONFIG_VALUE, {"write", "\"later\"", "through, evict, idle"}},
         {"direct", "yes", KVT_E_CONFIG_VALUE, {"direct", "\"yes\"", "auto, on, off"}},
         {"direct", "atuo", KVT_E_CONFIG_VALUE, {"direct", "\"auto\""}},

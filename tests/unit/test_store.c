@@ -12,9 +12,11 @@
 #include "base/rng.h"
 #include "kvtier/error.h"
 #include "store/index.h"
+#include "store/store_impl.h"
 #include "support/fault_io.h"
 
 /* pages of a record by map: 2 kv4, 5 kv8, 6 raw */
+static const uint32_t one_size[7] = {0, 0, 4, 0, 0, 0, 0};
 static const uint32_t pages[7] = {0, 0, 4, 0, 0, 8, 16};
 enum { KV4 = 2, KV8 = 5, RAW = 6, CLIENT = 1, OTHER = 2, MANY = 512 };
 
@@ -600,23 +602,37 @@ static void test_c33_pins(void **state)
     rig_close(&rig);
 }
 
+/* Free places for loads. */
+static uint32_t count_loads(const struct kvt_store *store)
+{
+    uint32_t count = 0;
+
+    for (uint32_t at = store->load_free; at != KVT_NO_NUMBER; at = store->loads[at].next)
+        count++;
+    return count;
+}
+
 static void test_c34_prefetch(void **state)
 {
     struct kvt_rng rng = {test_seed()};
     struct rig_options options = rig_defaults();
-    uint64_t free_before;
+    const struct kvt_region *regions;
+    uint32_t free_before[KVT_REGIONS], loads;
     struct rig rig;
     uint32_t ns;
 
     (void)state;
     rig_open(&rig, &options, NULL);
+    loads = count_loads(rig.store);
     ns = rig_ns(&rig, 1, pages);
     put_each(&rig, ns, 100, KV4);
     rig_reopen(&rig);
     ns = rig_ns(&rig, 1, pages);
+    regions = rig.store->slots.arena.regions;
+    for (int i = 0; i < KVT_REGIONS; i++)
+        free_before[i] = regions[i].free_pages;
     assert_int_equal(rig_keys(&rig, KVT_OP_PREFETCH, ns, many, 20), 20);
     assert_int_equal(rig_stats(&rig).dram_blocks, 20);
-    free_before = rig.options.cache_bytes;
     for (int i = 0; i < 10000; i++) {
         uint32_t n = 1 + (uint32_t)kvt_rng_below(&rng, 8);
 
@@ -633,11 +649,57 @@ static void test_c34_prefetch(void **state)
     assert_int_equal(rig_stats(&rig).dram_pins, 0);
     assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0), 100);
     assert_int_equal(rig_stats(&rig).dram_bytes_used, 0);
-    assert_int_equal(rig.options.cache_bytes, free_before);
+    for (int i = 0; i < KVT_REGIONS; i++)
+        assert_int_equal(regions[i].free_pages, free_before[i]);
+    assert_int_equal(rig.store->prefetch_going, 0); /* the prefetch budget */
+    assert_int_equal(rig.store->reads_going, 0);
+    assert_int_equal(rig.store->items_used, 0);
+    assert_int_equal(rig.store->slots.hold_used, 0);
+    assert_int_equal(count_loads(rig.store), loads);
     rig_close(&rig);
 }
 
 /* C52: a reference to an earlier life of a slot does nothing. */
+/* C52: one place in DRAM, two evictions of it in one step (two stores without a turn of the store
+ * in between): the last owner is exact, the earlier ones are misses, and what an old reference
+ * gives back is not taken for the new life. */
+static void test_c52_two_evictions_into_one_slot(void **state)
+{
+    struct rig_options options = rig_defaults();
+    struct kvt_alloc_entry entries[3];
+    struct kvt_msg_grant grant = {0};
+    struct rig rig;
+    uint32_t ns;
+
+    (void)state;
+    options.cache_bytes = 4 * 4096; /* one record */
+    options.staging_bytes = 0;
+    options.disk_cap_bytes = 0;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, one_size);
+    rig.held_io = true; /* the rig does not wait for the store */
+    for (uint32_t i = 0; i < 3; i++) {
+        rig_alloc(&rig, CLIENT, ns, &many[i], 1, 0, KV4, false, &entries[i]);
+        assert_int_equal(entries[i].status, 0);
+        assert_int_equal(entries[i].slot, entries[0].slot);
+        assert_true(!i || entries[i].generation > entries[i - 1].generation);
+        assert_int_equal(
+            rig_commit(&rig, CLIENT, &entries[i], rig_fill(&rig, ns, many[i], 0, KV4, &entries[i])),
+            0);
+    }
+    rig.held_io = false;
+    assert_int_equal(rig_stats(&rig).evict_dram_blocks, 2);
+    for (uint32_t i = 0; i < 2; i++) {
+        grant.slot = entries[i].slot;
+        grant.generation = entries[i].generation;
+        rig_release(&rig, CLIENT, &grant,
+                    KVT_E_CORRUPT); /* "it was bad": said of a life long over */
+        assert_int_equal(rig_get(&rig, ns, &many[i], 1, 0, NULL, NULL), 0);
+    }
+    assert_int_equal(rig_get(&rig, ns, &many[2], 1, 0, NULL, NULL), 1);
+    rig_close(&rig);
+}
+
 static void test_c52_stale(void **state)
 {
     struct rig_options options = rig_defaults();
@@ -953,6 +1015,7 @@ int main(void)
         cmocka_unit_test(test_c33_pins),
         cmocka_unit_test(test_c34_prefetch),
         cmocka_unit_test(test_c52_stale),
+        cmocka_unit_test(test_c52_two_evictions_into_one_slot),
         cmocka_unit_test(test_c54_until_written),
         cmocka_unit_test(test_c58_chain),
         cmocka_unit_test(test_c59_new_survives),

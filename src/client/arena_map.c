@@ -1,0 +1,101 @@
+/* The arena's memory: mapped at open, taken as it is touched, never more than the cap.
+ *
+ * Huge pages: an arena of 64 MiB or more starts at a huge page and asks for them (huge_pages=auto):
+ * records are read and written in runs of many pages, so there is one entry of the TLB and one page
+ * fault where there were 512. Below that size, rounding up would show in the resident size.
+ * NUMA: numa_node=N asks for memory of that node, before anything is touched, by the system call
+ * itself (no library for one call). A node that is full falls back to others rather than ending
+ * the process; one that does not exist, or that the process may not use, is refused by a sentence.
+ * Threads: kvt_open() and kvt_close(). Does not pin (pin.c).
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "client/client.h"
+
+#define POLICY_PREFERRED 1 /* MPOL_PREFERRED of linux/mempolicy.h */
+#define NODES_MAX 1024u
+
+/* Where a preference for huge pages begins. */
+static bool huge_wanted(const struct kvt_settings *settings, uint64_t bytes)
+{
+    return settings->huge_pages > 0 || (settings->huge_pages < 0 && bytes >= KVT_HUGE_ARENA_MIN);
+}
+
+static int pages_advise(struct kvt_cache *cache, bool huge, char *error, size_t error_len)
+{
+    const struct kvt_settings *settings = cache->settings;
+    uint64_t bytes = cache->arena_bytes / KVT_HUGE_BYTES * KVT_HUGE_BYTES;
+    if (settings->huge_pages == 0) { /* also where the system gives them to everybody */
+        (void)madvise(cache->arena, cache->arena_bytes, MADV_NOHUGEPAGE);
+        return 0;
+    }
+    if (!huge || bytes == 0)
+        return 0;
+    /* Advice only: a kernel without it serves small pages. */
+    if (madvise(cache->arena, bytes, MADV_HUGEPAGE) == 0) {
+        cache->arena_huge = true;
+        return 0;
+    }
+    if (settings->huge_pages < 0)
+        return 0;
+    int rc = -errno;
+    (void)snprintf(error, error_len,
+                   "huge_pages=on: this kernel refuses them (%s); set huge_pages=auto",
+                   kvt_strerror(rc));
+    return rc;
+}
+
+static int node_prefer(struct kvt_cache *cache, char *error, size_t error_len)
+{
+    unsigned long mask[NODES_MAX / (8 * sizeof(unsigned long))] = {0};
+    uint64_t node = cache->settings->numa_node;
+    if (node == KVT_AUTO)
+        return 0;
+    const size_t bits = 8 * sizeof(mask[0]);
+    mask[node / bits] = 1ul << (node % bits);
+    /* One more than the bits that count: the kernel takes one off. */
+    if (syscall(SYS_mbind, cache->arena, cache->arena_bytes, POLICY_PREFERRED, mask,
+                (unsigned long)NODES_MAX + 1, 0u) == 0)
+        return 0;
+    int rc = -errno;
+    (void)snprintf(error, error_len, "numa_node=%llu: %s", (unsigned long long)node,
+                   rc == -EINVAL ? "there is no such node here, or this process may not use it: "
+                                   "see /sys/devices/system/node and the cpuset"
+                   : rc == -EPERM || rc == -ENOSYS
+                       ? "this system does not let the process choose a node (a container may "
+                         "forbid mbind): set numa_node=none"
+                       : kvt_strerror(rc));
+    return rc;
+}
+
+int kvt_arena_map(struct kvt_cache *cache, char *error, size_t error_len)
+{
+    const struct kvt_settings *settings = cache->settings;
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t bytes = settings->dram != 0 ? settings->dram : settings->staging;
+    bytes = bytes / page * page; /* a cap: never rounded up */
+    if (bytes < page || bytes > SIZE_MAX / 2)
+        return KVT_E_LIMIT;
+    bool huge = huge_wanted(settings, bytes);
+    uint64_t slack = huge ? KVT_HUGE_BYTES : 0; /* address space, never touched */
+    void *map = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        return -errno;
+    cache->map = map;
+    cache->map_bytes = bytes + slack;
+    cache->arena = map;
+    cache->arena_bytes = bytes;
+    if (huge)
+        cache->arena += kvt_round_up((uintptr_t)map, KVT_HUGE_BYTES) - (uintptr_t)map;
+    /* Without it a fork would copy the arena. */
+    (void)madvise(cache->arena, bytes, MADV_DONTFORK);
+    int rc = pages_advise(cache, huge, error, error_len);
+    return rc != 0 ? rc : node_prefer(cache, error, error_len);
+}

@@ -1,0 +1,167 @@
+/* The arena's memory: huge pages, NUMA node, and a cache without DRAM of its own.
+ *
+ * Goal:   the options do what they say or are refused by a sentence that names them; a cache works
+ *         with every choice, byte for byte; the arena never takes more than its cap.
+ * Method: caches with each choice, filled and read; what the kernel made of the advice is read from
+ *         /proc/self/smaps for the arena's own addresses. Where the system has no huge pages, or
+ *         forbids mbind, that is said and the refusal is what is tested.
+ */
+#include "support/rig.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "client/client.h"
+
+enum { BLOCKS = 16 };
+
+static struct rig rig;
+
+static int tear_down(void **state)
+{
+    (void)state;
+    rig_close(&rig);
+    rig_free(&rig);
+    memset(&rig, 0, sizeof(rig));
+    return 0;
+}
+
+static void begin(const char *config, const char *disk)
+{
+    struct rig_shape shape = rig_shape_small(BLOCKS);
+
+    rig_init(&rig, &shape, config, disk);
+}
+
+/* Whether the smaps entry that holds an address has a flag. */
+static bool smaps_flag(const void *address, const char *flag)
+{
+    FILE *file = fopen("/proc/self/smaps", "re");
+    char line[512];
+    bool inside = false, found = false;
+
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file)) {
+        unsigned long from, to;
+
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            inside = (uintptr_t)address >= from && (uintptr_t)address < to;
+        else if (inside && strncmp(line, "VmFlags:", 8) == 0)
+            found = strstr(line, flag) != NULL;
+    }
+    (void)fclose(file);
+    return found;
+}
+
+static void store_and_load(void)
+{
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+}
+
+static void test_huge_pages(void **state)
+{
+    static const struct {
+        const char *config;
+        bool huge, none;
+    } cases[] = {
+        {"dram=70MiB", true, false},
+        {"dram=70MiB,huge_pages=auto", true, false},
+        {"dram=32MiB", false, false},
+        {"dram=32MiB,huge_pages=on", true, false},
+        {"dram=1MiB,huge_pages=on", false, false}, /* no room for one */
+        {"dram=70MiB,huge_pages=off", false, true},
+    };
+    bool have = access("/sys/kernel/mm/transparent_hugepage/enabled", R_OK) == 0;
+    char text[64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        begin(cases[i].config, NULL);
+        if (!have) {
+            printf("           no huge pages on this system\n");
+            assert_int_equal(rig_try_open(&rig) != 0, i == 3);
+            rig_close(&rig);
+            rig_free(&rig);
+            continue;
+        }
+        rig_open(&rig);
+        assert_int_equal(smaps_flag(rig.cache->arena, " hg"), cases[i].huge);
+        assert_int_equal(smaps_flag(rig.cache->arena, " nh"), cases[i].none);
+        if (cases[i].huge)
+            assert_int_equal((uintptr_t)rig.cache->arena % KVT_HUGE_BYTES, 0);
+        assert_true(rig.cache->arena_bytes <= rig.cache->settings->dram);
+        rig_stat_text(&rig, "dram.huge_pages", text, sizeof(text));
+        assert_string_equal(text, cases[i].huge ? "asked for" : "no");
+        store_and_load();
+        rig_close(&rig);
+        rig_free(&rig);
+    }
+    begin("dram=1MiB", NULL);
+}
+
+static void test_numa_node(void **state)
+{
+    (void)state;
+    begin("dram=8MiB,numa_node=0", NULL);
+    if (rig_try_open(&rig) != 0) { /* a container may forbid it: then by a sentence */
+        printf("           refused: %s\n", rig.error);
+        assert_non_null(strstr(rig.error, "numa_node=0"));
+        assert_null(rig.cache);
+    } else {
+        rig_close(&rig);
+        rig_open(&rig);
+        store_and_load();
+        rig_close(&rig);
+    }
+    rig_free(&rig);
+    begin("dram=8MiB,numa_node=1000", NULL);
+    assert_true(rig_try_open(&rig) != 0);
+    assert_null(rig.cache);
+    assert_non_null(strstr(rig.error, "numa_node=1000"));
+    printf("           %s\n", rig.error);
+    rig_free(&rig);
+    begin("dram=8MiB,numa_node=none", NULL);
+    rig_open(&rig);
+    store_and_load();
+}
+
+/* L1 = 0: blocks pass through staging to the disk and back, whatever the pages. */
+static void test_without_dram(void **state)
+{
+    static const char *const configs[] = {
+        "dram=0,staging=1MiB", "dram=0,staging=4MiB,huge_pages=on",
+        "dram=0,staging=1MiB,write=evict", "dram=0,staging=1MiB,write=idle"};
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++) {
+        begin(configs[i], "32MiB");
+        rig_open(&rig);
+        for (uint64_t seed = 1; seed < 1 + 8 * BLOCKS; seed += BLOCKS) {
+            size_t stored = rig_store(&rig, seed, BLOCKS, 0, NULL);
+
+            assert_int_equal(kvt_flush(rig.cache), 0);
+            assert_int_equal(rig_lookup(&rig, seed, BLOCKS), stored);
+            assert_int_equal(rig_load(&rig, seed, BLOCKS, NULL), stored);
+            assert_true(stored > 0);
+        }
+        assert_int_equal(rig_stat(&rig, "dram.pins"), 0);
+        assert_true(rig_stat(&rig, "dram.bytes_used") <= rig_stat(&rig, "dram.bytes_max"));
+        rig_reopen(&rig);
+        assert_true(rig_load(&rig, 1, BLOCKS, NULL) > 0);
+        rig_close(&rig);
+        rig_free(&rig);
+    }
+    begin("dram=1MiB", NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_huge_pages, tear_down),
+        cmocka_unit_test_teardown(test_numa_node, tear_down),
+        cmocka_unit_test_teardown(test_without_dram, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
