@@ -477,6 +477,37 @@ static void test_pulled_plug(void **state)
     io->ops->destroy(io);
 }
 
+/* C81: a drive whose writes fail for minutes is a line every ten seconds, with the errno and how
+ * many failures there were in between. */
+static void test_c81_failures_are_logged_once_an_interval(void **state)
+{
+    const struct fault_rule dead = {
+        .ops = FAULT_WRITE, .name = "seg-", .action = FAULT_FAIL, .error = EIO};
+    struct kvt_io *io = faulty(1u << 30);
+    uint32_t before, lines;
+
+    (void)state;
+    open_env(io, CAP);
+    assert_int_equal(l2_env_put(&env, 1, 1, 4), 0);
+    before = env.warnings;
+    assert_true(fault_io_rule(io, &dead) >= 0);
+    for (uint32_t i = 0; i < 600; i++) { /* ten minutes */
+        (void)l2_env_put(&env, 2 + i % 100, i, 4);
+        env.now += 1000000000;
+    }
+    lines = env.warnings - before;
+    print_message("           %u failed, %u lines\n", (unsigned)env.failed, (unsigned)lines);
+    assert_true(env.failed >= 600);
+    assert_in_range(lines, 10, 62);
+    assert_non_null(strstr(env.last_message, "(-5)"));
+    assert_non_null(strstr(env.last_message, "more since"));
+    fault_io_clear(io);
+    env.now += 60000000000;
+    assert_int_equal(l2_env_put(&env, 500, 1, 4), 0);
+    assert_int_equal(l2_env_get(&env, 1), 0);
+    done(io);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -493,6 +524,7 @@ int main(void)
         cmocka_unit_test(test_a_slow_read_keeps_its_segment),
         cmocka_unit_test(test_failed_sync_is_reported),
         cmocka_unit_test(test_pulled_plug),
+        cmocka_unit_test(test_c81_failures_are_logged_once_an_interval),
     };
 
     const struct CMUnitTest on_files[] = {/* what needs no full medium and no copy of one */
