@@ -274,13 +274,13 @@ static void odd_files_in_a_root(void **state)
 static void the_same_directory_spelt_twice(void **state)
 {
     struct rig_shape shape = rig_shape_small(BLOCKS);
-    char spelt[300];
+    char spelt[1024];
 
     (void)state;
     rig_init(&rig, &shape, "dram=1MiB,disk_required=yes", "32MiB");
     snprintf(spelt, sizeof(spelt), "%s,disk=%s/../%s:32MiB", rig.config, rig.dir,
              strrchr(rig.dir, '/') + 1);
-    snprintf(rig.config, sizeof(rig.config), "%s", spelt);
+    snprintf(rig.config, sizeof(rig.config), "%.500s", spelt);
     assert_int_equal(rig_try_open(&rig), KVT_E_LOCKED);
     assert_non_null(strstr(rig.error, "under two names"));
     assert_null(strstr(rig.error, "stop it")); /* that would be this process */
