@@ -351,7 +351,7 @@ void kvt_session_publish(struct kvt_session_mgr *mgr)
     if (memcmp(&mgr->stats, &mgr->published, sizeof(mgr->stats)) == 0)
         return;
     pthread_mutex_lock(&mgr->ns->cache->lock);
-#define ADD(field) counters->session_##field += mgr->stats.field - mgr->published.field
+#define ADD(field) (counters->session_##field += mgr->stats.field - mgr->published.field)
     ADD(resumed);
     ADD(blocks_l0);
     ADD(blocks_loaded);
