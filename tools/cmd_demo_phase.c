@@ -171,7 +171,7 @@ static int faster(const void *a, const void *b)
  * disk, so there is one). NULL when interrupted or refused (said). */
 static json_t *ask_restored(struct run *run, const struct demo_question *question, int samples)
 {
-    struct sample taken[DRAM_SAMPLES];
+    struct sample taken[DRAM_SAMPLES] = {0};
 
     for (int i = 0; i < samples; i++)
         if (take_sample(run, question, &taken[i]) != 0)

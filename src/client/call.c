@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/misuse.h"
 
 #define FRAME_EXTRA 16u
 #define RETRY_NS 1000000 /* how often to look for room when no reply is due that would tell */
@@ -159,6 +159,15 @@ static long call_sum(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys,
     return sum;
 }
 
+/* The log says why; ns NULL: nobody to tell. Returns code. */
+static int refused(const char *call, const struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                   int code)
+{
+    if (ns != NULL)
+        kvt_misuse_keys(call, ns, keys, n, code);
+    return code;
+}
+
 static int min_level_of(int level)
 {
     return level >= KVT_LEVEL_DEFAULT && level <= KVT_LEVEL_RAW ? level : KVT_E_INVAL;
@@ -187,16 +196,16 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                 const struct kvt_lookup_opts *opts, enum kvt_tier *tiers)
 {
     if (opts != NULL && opts->struct_size != sizeof(*opts))
-        return KVT_E_VERSION;
+        return refused("kvt_lookup", ns, keys, n, KVT_E_VERSION);
     int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
     if (min_level < 0)
-        return min_level;
+        return refused("kvt_lookup", ns, keys, n, min_level);
     int rc = kvt_call_enter(ns, keys, n);
     if (rc != 0)
-        return rc;
+        return refused("kvt_lookup", ns, keys, n, rc);
     if (!kvt_keys_ok(ns, keys, n, true)) { /* one chain is of one group */
         kvt_call_leave(ns);
-        return KVT_E_INVAL;
+        return refused("kvt_lookup", ns, keys, n, KVT_E_INVAL);
     }
     for (size_t i = 0; tiers != NULL && i < n; i++)
         tiers[i] = KVT_TIER_MISS;
@@ -212,14 +221,15 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
 long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                   const struct kvt_load_opts *opts)
 {
-    if (opts != NULL && opts->struct_size != sizeof(*opts))
-        return KVT_E_VERSION;
+    if (opts != NULL && opts->struct_size != sizeof(*opts) &&
+        opts->struct_size != KVT_LOAD_OPTS_SIZE_0)
+        return refused("kvt_prefetch", ns, keys, n, KVT_E_VERSION);
     int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
     if (min_level < 0)
-        return min_level;
+        return refused("kvt_prefetch", ns, keys, n, min_level);
     int rc = kvt_call_enter(ns, keys, n);
     if (rc != 0)
-        return rc;
+        return refused("kvt_prefetch", ns, keys, n, rc);
     long queued = 0;
     if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
         queued = call_sum(ns, KVT_OP_PREFETCH, keys, n, (uint8_t)min_level);
@@ -231,7 +241,7 @@ static long keys_call(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys
 {
     int rc = kvt_call_enter(ns, keys, n);
     if (rc != 0)
-        return rc;
+        return refused(op == KVT_OP_PIN ? "kvt_pin" : "kvt_unpin", ns, keys, n, rc);
     long sum = call_sum(ns, op, keys, n, 0);
     kvt_call_leave(ns);
     return sum;
@@ -264,7 +274,7 @@ long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
     int rc = kvt_call_enter(ns, keys, keys != NULL ? n : 0);
     if (rc != 0)
-        return rc;
+        return refused("kvt_purge", ns, keys, n, rc);
     struct kvt_cache *cache = ns->cache;
     while (cache->purges == PURGES_MAX)
         wait_room(cache);

@@ -164,6 +164,36 @@ void kvt_misuse_setup(const struct kvt_cache *cache, const char *call, int code,
             text[0] != '\0' ? text : kvt_strerror(code));
 }
 
+static void say_key(const struct kvt_ns *ns, const struct kvt_key *keys, size_t i, char *text,
+                    size_t len)
+{
+    if (!kvt_keys_ok(ns, &keys[i], 1, true))
+        SAY("keys[%zu]: hash_len is %u (1 to %u), group %u, reserved %u (0)", i, keys[i].hash_len,
+            KVT_HASH_BYTES_MAX, keys[i].group, keys[i].reserved);
+    else if (keys[i].group != keys[0].group)
+        SAY("keys[%zu] is of group %u, keys[0] of group %u: one group a call", i, keys[i].group,
+            keys[0].group);
+}
+
+void kvt_misuse_keys(const char *call, const struct kvt_ns *ns, const struct kvt_key *keys,
+                     size_t n, int code)
+{
+    char text[200] = "";
+    const size_t len = sizeof(text);
+    if (code > -5000 || code == KVT_E_CLOSED)
+        return;
+    if (code == KVT_E_VERSION)
+        SAY("opts.struct_size is not set, or comes from another version of the headers");
+    else if (keys == NULL && n != 0)
+        SAY("keys is NULL and n is %zu", n);
+    for (size_t i = 0; i < n && text[0] == '\0'; i++)
+        say_key(ns, keys, i, text, sizeof(text));
+    if (text[0] == '\0' && code == KVT_E_INVAL)
+        SAY("opts.min_level is none of enum kvt_level");
+    kvt_log(&ns->cache->log, KVT_LOG_DEBUG, "%s: refused: %s", call,
+            text[0] != '\0' ? text : kvt_strerror(code));
+}
+
 static void say_arrays(const struct kvt_misuse_request *ask, char *text, size_t len)
 {
     uint64_t blocks_max = ask->ns->cache->settings->request_blocks_max;
@@ -183,13 +213,8 @@ static void say_arrays(const struct kvt_misuse_request *ask, char *text, size_t 
             if (ask->ids[i] >= ask->pool->desc.block_count)
                 SAY("ids[%zu] is %" PRIu32 ", and the pool has %" PRIu32 " blocks", i, ask->ids[i],
                     ask->pool->desc.block_count);
-            else if (!kvt_keys_ok(ask->ns, &ask->keys[i], 1, true))
-                SAY("keys[%zu]: hash_len is %u (1 to %u), group %u, reserved %u (0)", i,
-                    ask->keys[i].hash_len, KVT_HASH_BYTES_MAX, ask->keys[i].group,
-                    ask->keys[i].reserved);
-            else if (ask->keys[i].group != ask->keys[0].group)
-                SAY("keys[%zu] is of group %u, keys[0] of group %u: one group a call", i,
-                    ask->keys[i].group, ask->keys[0].group);
+            else
+                say_key(ask->ns, ask->keys, i, text, len);
         }
 }
 

@@ -23,4 +23,8 @@ struct kvt_misuse_request {
 };
 void kvt_misuse_request(const struct kvt_misuse_request *ask, int code);
 
+/* For the calls that take keys alone. */
+void kvt_misuse_keys(const char *call, const struct kvt_ns *ns, const struct kvt_key *keys,
+                     size_t n, int code);
+
 #endif

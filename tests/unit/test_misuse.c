@@ -254,6 +254,38 @@ static void requests_say_which_argument(void **state)
     assert_int_equal(issue(&c, true), 0);
 }
 
+/* The calls that take keys alone. */
+static void calls_say_which_argument(void **state)
+{
+    struct kvt_key keys[2] = {rig_key(7), rig_key(8)};
+    const struct kvt_lookup_opts level = {.struct_size = sizeof(level), .min_level = 9},
+                                 size = {.struct_size = 3};
+    struct kvt_load_opts load = {.struct_size = 3};
+    (void)state;
+    assert_int_equal(kvt_lookup(rig.ns, NULL, 2, NULL, NULL), KVT_E_INVAL);
+    said("kvt_lookup: refused", "keys is NULL and n is 2");
+    assert_int_equal(kvt_lookup(rig.ns, keys, 2, &level, NULL), KVT_E_INVAL);
+    said("kvt_lookup: refused", "min_level");
+    assert_int_equal(kvt_lookup(rig.ns, keys, 2, &size, NULL), KVT_E_VERSION);
+    said("kvt_lookup: refused", "struct_size is not set");
+    assert_int_equal(kvt_prefetch(rig.ns, keys, 2, &load), KVT_E_VERSION);
+    said("kvt_prefetch: refused", "struct_size is not set");
+    load.struct_size = KVT_LOAD_OPTS_SIZE_0; /* of an earlier version, as kvt_load() takes it */
+    assert_true(kvt_prefetch(rig.ns, keys, 2, &load) >= 0);
+    keys[1].hash_len = 33;
+    assert_int_equal(kvt_pin(rig.ns, keys, 2), KVT_E_INVAL);
+    said("kvt_pin: refused", "keys[1]: hash_len is 33 (1 to 32)");
+    assert_int_equal(kvt_unpin(rig.ns, keys, 2), KVT_E_INVAL);
+    said("kvt_unpin: refused", "keys[1]");
+    assert_int_equal(kvt_purge(rig.ns, keys, 2), KVT_E_INVAL);
+    said("kvt_purge: refused", "keys[1]");
+    keys[1] = rig_key(8);
+    keys[1].group = 5;
+    assert_int_equal(kvt_lookup(rig.ns, keys, 2, NULL, NULL), KVT_E_INVAL);
+    said("kvt_lookup: refused", "group 5");
+    assert_int_equal(rig.warnings, 0);
+}
+
 static void codes_have_texts_that_help(void **state)
 {
     (void)state;
@@ -372,6 +404,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(an_identity_names_something, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pools_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(requests_say_which_argument, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(calls_say_which_argument, set_up, tear_down),
         cmocka_unit_test(codes_have_texts_that_help),
         cmocka_unit_test_setup_teardown(a_missing_parent_has_its_own_code, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_request_freed_twice_is_told, set_up, tear_down),
