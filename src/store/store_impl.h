@@ -146,15 +146,22 @@ struct kvt_store_purge {
     struct kvt_journal_item *items;
 };
 
-struct kvt_store_scrub { /* store_scrub.c */
+#define KVT_STORE_SCRUB_ITEMS 64u
+
+struct kvt_store_scrub_item { /* one record being read: its entry as it was at the start */
     struct kvt_l2_read read;
+    struct kvt_fp fp;
+    uint32_t entry;
+    uint32_t root;
+};
+
+struct kvt_store_scrub { /* store_scrub.c */
+    struct kvt_store_scrub_item items[KVT_STORE_SCRUB_ITEMS];
+    uint32_t count; /* of this batch */
+    uint32_t left;  /* of them, not read yet */
     uint8_t *buffer;
     uint32_t buffer_bytes;
     uint32_t cursor; /* next entry to look at; 0: a pass is about to begin */
-    uint32_t entry;  /* being read: as it was at the start */
-    struct kvt_fp fp;
-    uint32_t root;
-    bool busy, ended;
     int64_t due_ns;  /* not before */
     int64_t pass_ns; /* the pass began */
 };

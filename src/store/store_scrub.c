@@ -2,12 +2,13 @@
  * whose bytes no longer match, so that a rotten record becomes a miss before a load has waited for
  * it.
  *
- *   WAITING --idle, due--> READING --the read has ended--> verified | dropped --> WAITING
+ *   WAITING --idle, due--> READING --all reads have ended--> verified | dropped --> WAITING
  *
  * Invariants
- *  1. One record at a time, and none while a message came lately or anything is being loaded,
- *     written, flushed or purged: a load waits for one read of one record at most.
- *  2. Over any time, no more bytes than the rate gives, one record aside.
+ *  1. One batch at a time (records in index order, which is mostly that of the disk, so that the
+ * log reads them in one request), and none while a message came lately or anything is being loaded,
+ *     written, flushed or purged: a load waits for one batch at most.
+ *  2. Over any time, no more bytes than the rate gives, one batch aside.
  *  3. What has changed its place, its level or its life while the read was under way is left alone.
  *  4. Records that are in DRAM as well are skipped: they are not cold. A pass is one walk over the
  *     index, and begins once a day at most.
@@ -24,14 +25,16 @@
 
 #define IDLE_NS (2 * KVT_STORE_IDLE_NS)
 #define PASS_NS 86400000000000ll
-#define SCAN_STEPS 4096u /* entries looked at in one run */
+#define SCAN_STEPS 4096u         /* entries looked at in one run */
+#define BATCH_BYTES (512u << 10) /* or one record, where that is longer */
 
 int kvt_scrub_grow(struct kvt_store *store, uint32_t record_bytes)
 {
     struct kvt_store_scrub *scrub = &store->scrub;
     uint8_t *grown;
 
-    if (!store->params.scrub_bytes_per_s || !store->disk_count || scrub->busy ||
+    record_bytes = KVT_MAX(record_bytes, BATCH_BYTES);
+    if (!store->params.scrub_bytes_per_s || !store->disk_count || scrub->count ||
         scrub->buffer_bytes >= record_bytes)
         return 0; /* longer records are skipped: no harm done */
     grown = aligned_alloc(KVT_PAGE_BYTES, record_bytes);
@@ -48,21 +51,21 @@ void kvt_scrub_destroy(struct kvt_store *store)
     free(store->scrub.buffer);
 }
 
-static bool same_place(const struct kvt_store *store, const struct kvt_store_scrub *scrub)
+static bool same_place(const struct kvt_store *store, const struct kvt_store_scrub_item *item)
 {
-    const struct kvt_index_entry *e = kvt_index_at(&store->index, scrub->entry);
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, item->entry);
 
-    return e->used && e->on_disk && e->root == scrub->root &&
-           e->segment == scrub->read.where.segment && e->page == scrub->read.where.page &&
-           e->fp.word[0] == scrub->fp.word[0] && e->fp.word[1] == scrub->fp.word[1];
+    return e->used && e->on_disk && e->root == item->root &&
+           e->segment == item->read.where.segment && e->page == item->read.where.page &&
+           e->fp.word[0] == item->fp.word[0] && e->fp.word[1] == item->fp.word[1];
 }
 
 /* 0 when the bytes are a whole record of the entry's key and shape. */
-static int verify(const struct kvt_store *store, const struct kvt_store_scrub *scrub)
+static int verify(const struct kvt_store *store, const struct kvt_store_scrub_item *item)
 {
-    const struct kvt_record_header *header = (const struct kvt_record_header *)scrub->buffer;
-    const struct kvt_index_entry *e = kvt_index_at(&store->index, scrub->entry);
-    uint32_t bytes = scrub->read.pages * KVT_PAGE_BYTES;
+    const struct kvt_record_header *header = item->read.dst;
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, item->entry);
+    uint32_t bytes = item->read.pages * KVT_PAGE_BYTES;
     struct kvt_fp fp;
     int rc = kvt_record_header_check(header);
 
@@ -79,30 +82,28 @@ static void scrub_read_done(struct kvt_l2_read *read)
 {
     struct kvt_store *store = read->user;
 
-    store->scrub.ended = true;
+    store->scrub.left--;
     store->again = 1;
 }
 
-static void finish(struct kvt_store *store)
+static void judge(struct kvt_store *store, const struct kvt_store_scrub_item *item)
 {
-    struct kvt_store_scrub *scrub = &store->scrub;
-    int status = scrub->read.status;
+    int status = item->read.status;
 
-    scrub->busy = scrub->ended = false;
-    if (!same_place(store, scrub))
+    if (!same_place(store, item))
         return;
     store->counts.scrub_records++;
-    store->counts.scrub_bytes += scrub->read.pages * (uint64_t)KVT_PAGE_BYTES;
+    store->counts.scrub_bytes += item->read.pages * (uint64_t)KVT_PAGE_BYTES;
     if (status)
         store->counts.scrub_read_fail++;
     else
-        status = verify(store, scrub);
+        status = verify(store, item);
     if (!status)
         return;
     store->counts.scrub_bad++;
     store->activity++;
-    kvt_entry_clear_disk(store, scrub->entry);
-    kvt_entry_settle(store, scrub->entry);
+    kvt_entry_clear_disk(store, item->entry);
+    kvt_entry_settle(store, item->entry);
 }
 
 /* Nobody has asked for anything lately, and nothing is under way. */
@@ -128,45 +129,58 @@ static bool wanted(const struct kvt_store *store, uint32_t entry)
     return bytes && bytes <= store->scrub.buffer_bytes;
 }
 
-/* Move the cursor to the next entry to read. False: there was none so far. */
-static bool find_next(struct kvt_store *store, int64_t now)
+/* A pass has come to its end. */
+static void pass_over(struct kvt_store *store, int64_t now)
 {
-    struct kvt_store_scrub *scrub = &store->scrub;
-
-    for (uint32_t i = 0; i < SCAN_STEPS; i++, scrub->cursor++) {
-        if (scrub->cursor >= store->index.touched) {
-            scrub->cursor = 0;
-            scrub->due_ns = KVT_MAX(now, scrub->pass_ns + PASS_NS);
-            store->counts.scrub_passes++;
-            store->activity++;
-            return false;
-        }
-        if (wanted(store, scrub->cursor))
-            return true;
-    }
-    return false;
+    store->scrub.cursor = 0;
+    store->scrub.due_ns = KVT_MAX(now, store->scrub.pass_ns + PASS_NS);
+    store->counts.scrub_passes++;
+    store->activity++;
 }
 
-static void start(struct kvt_store *store, int64_t now)
+/* Queue the read of the entry at the cursor behind `used` bytes of the buffer. */
+static void start(struct kvt_store *store, uint32_t used)
 {
     struct kvt_store_scrub *scrub = &store->scrub;
+    struct kvt_store_scrub_item *item = &scrub->items[scrub->count++];
     const struct kvt_index_entry *e = kvt_index_at(&store->index, scrub->cursor);
-    uint32_t bytes = kvt_entry_bytes(store, scrub->cursor);
 
-    scrub->entry = scrub->cursor++;
-    scrub->fp = e->fp;
-    scrub->root = e->root;
-    scrub->busy = true;
-    scrub->read = (struct kvt_l2_read){.where = {.segment = e->segment, .page = e->page},
-                                       .pages = bytes / KVT_PAGE_BYTES,
-                                       .dst = scrub->buffer,
-                                       .done = scrub_read_done,
-                                       .user = store};
-    kvt_l2_read(store->disks[e->root].l2, &scrub->read);
+    item->entry = scrub->cursor;
+    item->fp = e->fp;
+    item->root = e->root;
+    item->read =
+        (struct kvt_l2_read){.where = {.segment = e->segment, .page = e->page},
+                             .pages = kvt_entry_bytes(store, scrub->cursor) / KVT_PAGE_BYTES,
+                             .dst = scrub->buffer + used,
+                             .done = scrub_read_done,
+                             .user = store};
+    scrub->left++;
+    kvt_l2_read(store->disks[e->root].l2, &item->read);
+}
+
+/* Start the next batch, or only move the cursor on where nothing is wanted. */
+static void start_batch(struct kvt_store *store, int64_t now)
+{
+    struct kvt_store_scrub *scrub = &store->scrub;
+    uint64_t rate = store->params.scrub_bytes_per_s;
+    uint32_t used = 0;
+
+    scrub->count = 0;
+    for (uint32_t i = 0; i < SCAN_STEPS && scrub->cursor < store->index.touched; i++) {
+        if (wanted(store, scrub->cursor)) {
+            uint32_t bytes = kvt_entry_bytes(store, scrub->cursor);
+
+            if (scrub->count == KVT_STORE_SCRUB_ITEMS ||
+                (scrub->count && used + bytes > BATCH_BYTES))
+                break;
+            start(store, used);
+            used += bytes;
+        }
+        scrub->cursor++;
+    }
     /* seconds and the rest apart: bytes * 10^9 could overflow */
-    scrub->due_ns = now + (int64_t)(bytes / store->params.scrub_bytes_per_s) * 1000000000 +
-                    (int64_t)(bytes % store->params.scrub_bytes_per_s * UINT64_C(1000000000) /
-                              store->params.scrub_bytes_per_s);
+    scrub->due_ns = now + (int64_t)(used / rate) * 1000000000 +
+                    (int64_t)(used % rate * UINT64_C(1000000000) / rate);
 }
 
 int64_t kvt_scrub_run(struct kvt_store *store)
@@ -174,10 +188,13 @@ int64_t kvt_scrub_run(struct kvt_store *store)
     struct kvt_store_scrub *scrub = &store->scrub;
     int64_t now = kvt_store_now(store);
 
-    if (scrub->ended)
-        finish(store);
-    if (!scrub->buffer_bytes || scrub->busy || store->closing)
-        return INT64_MAX;
+    if (scrub->count && !scrub->left) {
+        for (uint32_t i = 0; i < scrub->count; i++)
+            judge(store, &scrub->items[i]);
+        scrub->count = 0;
+    }
+    if (!scrub->buffer_bytes || scrub->count || store->closing)
+        return INT64_MAX; /* the reads' end runs the store */
     if (!store->disk_blocks)
         return INT64_MAX; /* the write that changes it runs the store */
     if (now < scrub->due_ns)
@@ -186,9 +203,9 @@ int64_t kvt_scrub_run(struct kvt_store *store)
         return KVT_MAX(now, store->last_message_ns) + IDLE_NS;
     if (!scrub->cursor)
         scrub->pass_ns = now;
-    if (find_next(store, now)) {
-        start(store, now);
-        return INT64_MAX; /* the read's end runs the store */
-    }
-    return KVT_MAX(now, scrub->due_ns);
+    if (scrub->cursor >= store->index.touched)
+        pass_over(store, now);
+    else
+        start_batch(store, now);
+    return scrub->count ? INT64_MAX : scrub->due_ns;
 }

@@ -25,7 +25,9 @@
 #define CHAINS 4u
 #define BATCH (CHAIN * CHAINS)
 #define AT_REST_MAX (UINT64_C(32) << 20)
-#define SEGMENT_FDS_MAX 16u /* of one root, however many segments it has: docs/config.md */
+#define SEGMENT_FDS_MAX                                                       \
+    64u /* of one root, however many segments it has: fds_max, docs/config.md \
+         */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define OPERATIONS 40000u
@@ -205,7 +207,9 @@ static void nothing_grows(void **state)
     assert_true(before.segments <= SEGMENT_FDS_MAX);
     assert_true(after.segments <= SEGMENT_FDS_MAX);
     if (!SANITIZED) {
-        assert_true(after.heap <= before.heap);
+        /* the allocator keeps a few freed pieces that it counts as used: a page, once, for 10^6
+         * operations */
+        assert_true(after.heap <= before.heap + 4096);
         assert_true(after.resident <= before.resident + (256u << 10));
         assert_true(rig_dir_bytes(rig.dir, NULL) <= 32u << 20);
     }

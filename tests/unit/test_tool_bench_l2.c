@@ -15,6 +15,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,8 +196,8 @@ static void test_beside_fio(void **state)
     assert_true(number(document, "fio_write_gbps") == 1.0);
     assert_int_equal(json_array_size(json_object_get(document, "each_pair")), 2);
     /* two pairs: the median of the ratios is their mean, and fio's figure is the same in both */
-    assert_true(number(document, "read_ratio") - number(document, "read_gbps") / 2 < 1e-9);
-    assert_true(number(document, "write_ratio") - number(document, "write_gbps") < 1e-9);
+    assert_true(fabs(number(document, "read_ratio") - number(document, "read_gbps") / 2) < 1e-6);
+    assert_true(fabs(number(document, "write_ratio") - number(document, "write_gbps")) < 1e-6);
     json_decref(document);
     BENCH_ENV(env, "--dir", base, "--fio", SMALL);
     assert_non_null(strstr(run.out, "fio 2.00 GB/s"));
