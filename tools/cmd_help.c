@@ -54,7 +54,8 @@ static int print_main_page(void)
     kvt_man_text("keeps a language model's KV cache in DRAM and on disk");
     printf("\n.SH SYNOPSIS\n.B kvtier\n.I COMMAND\n[\\fIOPTION\\fR...]\n.SH DESCRIPTION\n");
     kvt_man_text("kvtier keeps the key/value cache of a language model alive beyond the engine's "
-                 "memory: in DRAM and on disk, coded to little more than a quarter of its size. A prompt that "
+                 "memory: in DRAM and on disk, coded to little more than a quarter of its size. A "
+                 "prompt that "
                  "comes back is loaded instead of computed again. This tool shows, checks and "
                  "measures what the library does; every command takes --help and --json.");
     printf("\n.SH COMMANDS\n");
