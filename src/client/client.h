@@ -387,6 +387,9 @@ bool kvt_coding_begin(const struct kvt_cache *cache, const struct kvt_req *req,
 /* The header of a block about to be stored; its checksum is 0. */
 void kvt_coding_header(const struct kvt_cache *cache, const struct kvt_req *req,
                        const struct kvt_block *block, struct kvt_record_header *header);
+/* Choose the map of a block that is asked for at `level`. One that cools from a page of kv8 origin
+ * and finds no map below kv8 becomes lossy: it stays as it is, or is stored again at kv8. */
+void kvt_coding_map(const struct kvt_req *req, struct kvt_block *block, int level);
 /* What to do about a block that its level cannot hold (KVT_E_GUARD, KVT_E_NONFINITE). */
 struct kvt_outcome kvt_coding_escalate(const struct kvt_req *req, struct kvt_block *block,
                                        int code);

@@ -52,6 +52,17 @@ static int level_above(const struct kvt_shape_group *group, int level)
     return level;
 }
 
+void kvt_coding_map(const struct kvt_req *req, struct kvt_block *block, int level)
+{
+    block->map = kvt_ns_map(req, level, block->lossy != 0);
+    if (block->recode && block->map->level >= KVT_LEVEL_KV8) { /* it cannot cool */
+        block->recode = 0;
+        block->lossy = 1;
+        block->map = kvt_ns_map(req, KVT_LEVEL_KV8, true);
+    }
+    block->level = block->map->level;
+}
+
 struct kvt_outcome kvt_coding_escalate(const struct kvt_req *req, struct kvt_block *block, int code)
 {
     struct kvt_outcome out = {.kind = KVT_OUT_RETRY, .nonfinite = code == KVT_E_NONFINITE};
@@ -63,12 +74,7 @@ struct kvt_outcome kvt_coding_escalate(const struct kvt_req *req, struct kvt_blo
     }
     int level =
         code == KVT_E_NONFINITE ? KVT_LEVEL_RAW : level_above(kvt_req_group(req), block->level);
-    if (block->recode && level >= KVT_LEVEL_KV8) { /* it cannot cool: stays as it is */
-        level = KVT_LEVEL_KV8;
-        block->lossy = 1;
-    }
-    block->map = kvt_ns_map(req, level, block->lossy != 0);
-    block->level = block->map->level;
+    kvt_coding_map(req, block, level);
     return out;
 }
 

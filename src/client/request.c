@@ -244,8 +244,7 @@ static void set_levels(struct kvt_req *req, const struct kvt_store_opts *opts)
             blocks[i].lossy = 1;
             level = KVT_LEVEL_KV8;
         }
-        blocks[i].map = kvt_ns_map(req, level, blocks[i].lossy != 0);
-        blocks[i].level = blocks[i].map->level;
+        kvt_coding_map(req, &blocks[i], level);
     }
 }
 

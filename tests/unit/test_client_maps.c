@@ -254,6 +254,35 @@ static void a_lossy_page_stays_lossy_where_all_is_raw(void **state)
     assert_int_equal(kvt_lookup(rig.ns, &key, 1, NULL, NULL), 1);
 }
 
+/* Nor does a page of kv8 origin that is to cool, where the map of kv4 has come to raw. */
+static void a_page_that_cools_does_not_become_raw(void **state)
+{
+    int32_t status[BLOCKS];
+    struct kvt_req *req;
+    struct kvt_key key = rig_key(100), first = rig_key(99);
+    uint32_t page = BLOCKS;
+    (void)state;
+    start("dram=8MiB,exclude_layers=none", "64MiB");
+    store(100, KVT_LEVEL_KV8, status);
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    snprintf(rig.config, sizeof(rig.config), "dram=8MiB,exclude_layers=0-last");
+    rig_reopen(&rig);
+    assert_int_equal(load(100, BLOCKS, KVT_LEVEL_KV8, NULL), BLOCKS);
+    assert_true(kvt_purge(rig.ns, &key, 1) == 1);
+    struct kvt_store_opts opts = {.struct_size = sizeof(opts),
+                                  .parent = &first,
+                                  .first_pos = 32,
+                                  .level = KVT_LEVEL_KV4,
+                                  .cool = 1};
+    assert_int_equal(kvt_store(rig.ns, rig.pool, &key, &page, 1, &opts, &req), 0);
+    kvt_req_free(req);
+    struct kvt_lookup_opts least = {.struct_size = sizeof(least), .min_level = KVT_LEVEL_RAW};
+    assert_int_equal(kvt_lookup(rig.ns, &key, 1, &least, NULL), 0);
+    least.min_level = KVT_LEVEL_KV8;
+    assert_int_equal(kvt_lookup(rig.ns, &key, 1, &least, NULL), 1);
+    assert_int_equal(rig_stat(&rig, "store.reorigin"), 1);
+}
+
 /* Records under other settings stay readable; ids are found again after a restart; when they run
  * out, blocks are stored raw: the layers asked for are exact, and it is counted. */
 static void settings_may_change_between_runs(void **state)
@@ -372,6 +401,7 @@ int main(void)
         cmocka_unit_test_teardown(minimum_levels_hold_over_maps, tear_down),
         cmocka_unit_test_teardown(pages_remember_the_lowest_level_of_their_map, tear_down),
         cmocka_unit_test_teardown(a_lossy_page_stays_lossy_where_all_is_raw, tear_down),
+        cmocka_unit_test_teardown(a_page_that_cools_does_not_become_raw, tear_down),
         cmocka_unit_test_teardown(settings_may_change_between_runs, tear_down),
         cmocka_unit_test_teardown(ids_run_out_and_blocks_go_raw, tear_down),
         cmocka_unit_test_teardown(records_are_what_the_format_says, tear_down),
