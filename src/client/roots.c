@@ -118,9 +118,9 @@ void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t o
         break;
     case KVT_E_LOCKED:
         if (owner_pid == getpid()) {
-            SAY("disk root %.250s is in use by this process already: another cache has it open, or "
-                "the same directory was given twice under two names: name it once",
-                path);
+            SAY("disk root %.250s is in use by %s, which is this one: another cache has it open, "
+                "or the same directory was given twice under two names: name it once",
+                path, owner);
             break;
         }
         SAY("disk root %.250s is in use by %s: stop it, or give this process a directory of its "
