@@ -8,12 +8,12 @@
  * Lifetime: cache outlives its namespaces, pools and requests; kvt_close() cancels what is left,
  *           waits for it and frees everything. Pool pages are borrowed from kvt_store()/kvt_load()
  *           until the request completes.
- * After kvt_ns_open() and kvt_pool_register() the data path allocates nothing.
- * Closed:   when the store behind a cache disconnects it (it never does so without a defect, and
- *           logs it), what is in flight ends with KVT_E_CLOSED, and so do later calls; kvt_close()
- *           is what is left to do.
- * Fork:     a forked child owns nothing of the cache: its calls return KVT_E_CLOSED or do nothing,
- *           its exit disturbs nothing.
+ * After kvt_ns_open() and kvt_pool_register() the data path allocates nothing, but for the level
+ * maps that a namespace chooses from its first blocks (docs/config.md, Levels). Closed:   when the
+ * store behind a cache disconnects it (it never does so without a defect, and logs it), what is in
+ * flight ends with KVT_E_CLOSED, and so do later calls; kvt_close() is what is left to do. Fork: a
+ * forked child owns nothing of the cache: its calls return KVT_E_CLOSED or do nothing, its exit
+ * disturbs nothing.
  */
 #ifndef KVTIER_CACHE_H
 #define KVTIER_CACHE_H

@@ -7,6 +7,8 @@
  * blocks. Heads above the level are raised alone; when more than a quarter of them would be, the
  * whole level rises instead. What was chosen is a new set of maps, each at least as good as the one
  * before. Blocks that fail a map go a level up by themselves, as ever.
+ * The only place on the data path that allocates: CHOICES_MAX times for a group at most; without
+ * memory nothing is chosen.
  * Threads: workers. The lock is the group's own, is never waited for, and is held over codec calls.
  */
 #include <stdlib.h>
