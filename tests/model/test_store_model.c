@@ -2,7 +2,7 @@
  * Method: random operations beside a plain table of what may be handed out: stores (fill, commit,
  * abort, lost races), loads (held, cancelled, past their deadline), lookups, touches, pins,
  * prefetches, purges, flushes, clients that vanish, completions held back and released in any
- * order, I/O errors, damaged records, orderly restarts and crashes, over configurations from "DRAM
+ * order, write policies, I/O errors, damaged records, orderly restarts and crashes, over configurations from "DRAM
  * only" to "no DRAM at all", with a good hash and with one that collides always. After every
  * operation kvt_store_check() verifies the store's own invariants.
  *
@@ -70,7 +70,7 @@ struct model {
     uint8_t grant_must[1024]; /* what had to be seen when the grant came */
     uint32_t grant_count;
     bool lossy; /* faults or evictions: durable blocks may be gone */
-    uint64_t good, missed, damaged, commits;
+    uint64_t good, missed, damaged, commits, moved, recycled;
 };
 
 static uint32_t roll(struct model *m, uint32_t bound)
@@ -470,12 +470,20 @@ static void note_losses(struct model *m)
         m->lossy = true;
 }
 
+/* Counters begin anew with each life of the store. */
+static void note_moves(struct model *m)
+{
+    m->moved += rig_stats(&m->rig).reinserted;
+    m->recycled += rig_stats(&m->rig).evict_disk_segments;
+}
+
 static void op_restart(struct model *m)
 {
     bool crash = roll(m, 2);
 
     unhold_io(m);
     note_losses(m);
+    note_moves(m);
     m->load_count = m->hold_count = m->fill_count = 0; /* all clients start again */
     if (crash)
         rig_crash(&m->rig);
@@ -624,12 +632,17 @@ static void run(const char *name, const struct rig_options *options, bool faults
         op_any(m, faults);
         handle_grants(m);
     }
+    note_moves(m);
     finish(m);
     assert_true(faults || m->damaged == 0);
     printf("           %-12s %llu commits, %llu good, %llu missed, %llu damaged%s\n", name,
            (unsigned long long)m->commits, (unsigned long long)m->good,
            (unsigned long long)m->missed, (unsigned long long)m->damaged,
            m->lossy ? ", lossy" : "");
+    if (m->recycled)
+        printf("           %llu segments recycled, %llu blocks moved\n",
+               (unsigned long long)m->recycled, (unsigned long long)m->moved);
+    assert_true(!options->turns_over || m->moved > 0);
     assert_true(m->good > steps / 100);
     rig_close(&m->rig);
     free(m);
@@ -703,6 +716,19 @@ static void test_collisions(void **state)
     run("one home", &o, false, steps_wanted(), test_seed() + 5);
 }
 
+/* The log turns over: what is asked for is moved, beside everything else. */
+static void test_turn_over(void **state)
+{
+    struct rig_options o = rig_defaults();
+
+    (void)state;
+    o.cache_bytes = 400u << 10;
+    o.disk_cap_bytes = 8u << 20;
+    o.turns_over = true;
+    run("turn-over", &o, false, steps_wanted() * 2, test_seed() + 7);
+    run("and faults", &o, true, steps_wanted() * 2, test_seed() + 8);
+}
+
 static void test_small_index(void **state)
 {
     struct rig_options o = rig_defaults();
@@ -718,7 +744,7 @@ int main(void)
         cmocka_unit_test(test_roomy),       cmocka_unit_test(test_tight),
         cmocka_unit_test(test_faults),      cmocka_unit_test(test_no_dram),
         cmocka_unit_test(test_no_disk),     cmocka_unit_test(test_collisions),
-        cmocka_unit_test(test_small_index),
+        cmocka_unit_test(test_small_index), cmocka_unit_test(test_turn_over),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -30,6 +30,7 @@ struct rig_options {
     uint32_t blocks_max;
     int write; /* enum kvt_write: the store's own policy */
     int collide;
+    bool turns_over;        /* for the test's own use */
     uint32_t roots_pending; /* that the test adds itself */
     bool two_roots;         /* a second one like the first */
 };
