@@ -1,9 +1,10 @@
 /* Goal: whatever happens in whatever order, the store gives exact bytes or a miss.
  * Method: random operations beside a plain table of what may be handed out: stores (fill, commit,
  * abort, lost races), loads (held, cancelled, past their deadline), lookups, touches, pins,
- * prefetches, purges, flushes, clients that vanish, completions held back and released in any
- * order, write policies, I/O errors, damaged records, orderly restarts and crashes, over configurations from "DRAM
- * only" to "no DRAM at all", with a good hash and with one that collides always. After every
+ * prefetches, purges, flushes, write policies, clients that vanish, completions held back and
+ * released in any order, I/O errors, damaged records, orderly restarts and crashes, over
+ * configurations from "DRAM only" to "no DRAM at all", with a good hash and with one that collides
+ * always, and with a log that turns over and moves what is in use. After every
  * operation kvt_store_check() verifies the store's own invariants.
  *
  * The table says, per block, which level maps may be seen (committed and not purged since) and
