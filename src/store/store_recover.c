@@ -311,5 +311,7 @@ int kvt_store_root_add(struct kvt_store *store, const struct kvt_store_root *roo
     store->sweep_on = 1;
     note_unsaved(store);
     kvt_purges_off_journal(store, number);
-    return kvt_statfile_open(store);
+    if (kvt_statfile_open(store)) /* the root is in use all the same */
+        kvt_log(&store->params.log, KVT_LOG_WARN, "no memory for the file stats");
+    return 0;
 }
