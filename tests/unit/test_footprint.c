@@ -128,6 +128,13 @@ static void wait_for(int rc, struct kvt_req **req)
     kvt_req_free(*req);
 }
 
+/* Where the drive is slower than the loop, blocks may have left DRAM unwritten: that is said. */
+static void flush(void)
+{
+    int rc = kvt_flush(rig.cache);
+    assert_true(rc == 0 || rc == KVT_E_DROPPED);
+}
+
 static void keys_make(struct kvt_key *keys, uint32_t *ids, uint64_t chain)
 {
     for (uint32_t i = 0; i < CHAIN; i++) {
@@ -164,7 +171,7 @@ static uint64_t work(uint64_t at, struct kvt_rng *rng)
     keys_make(keys, ids, at);
     assert_true(kvt_purge(rig.ns, keys, 8) >= 0);
     if (at % 200 == 0)
-        assert_int_equal(kvt_flush(rig.cache), 0);
+        flush();
     return done + 3 * CHAIN + 8;
 }
 
@@ -175,21 +182,21 @@ static void nothing_grows(void **state)
     struct held before, after;
     uint64_t done = 0, at = CHAINS, counted = 0;
     (void)state;
-    rig_init(&rig, &shape, "dram=4MiB,threads=1", "32MiB");
+    rig_init(&rig, &shape, "dram=4MiB,threads=1,fds_max=32", "32MiB"); /* FDS_MAX */
     rig_open(&rig);
     /* until every table, ring and stack has been touched, and every segment is open */
     while (done < OPERATIONS / 5 || rig_stat(&rig, "disk.segments_recycled") < 8) {
         done += work(at, &rng);
         at += CHAINS;
     }
-    assert_int_equal(kvt_flush(rig.cache), 0);
+    flush();
     before = held_now();
     int64_t start = rig_now_ns();
     while (counted < OPERATIONS) {
         counted += work(at, &rng);
         at += CHAINS;
     }
-    assert_int_equal(kvt_flush(rig.cache), 0);
+    flush();
     double seconds = (double)(rig_now_ns() - start) / 1e9;
     after = held_now();
     printf("           %llu operations in %.1f s (asked for 10^6, %s), %llu blocks evicted from"
@@ -233,7 +240,7 @@ static void little_beyond_dram_and_index(void **state)
         wait_for(kvt_store(rig.ns, rig.pool, keys, ids, CHAIN, NULL, &req), &req);
         wait_for(kvt_load(rig.ns, rig.pool, keys, ids, CHAIN, NULL, &req), &req);
     }
-    assert_int_equal(kvt_flush(rig.cache), 0);
+    flush();
     uint64_t full = rig_resident_bytes() - before - arena_resident();
     printf("           beyond the arena: %.1f MiB after open, %.1f MiB when full; index %.2f MiB of"
            " it at most; arena %.1f MiB touched\n",
@@ -262,7 +269,7 @@ static void idle_costs_no_cpu(void **state)
     rig_open(&rig);
     for (uint64_t at = CHAINS; at < 20 * CHAINS; at += CHAINS)
         (void)work(at, &rng);
-    assert_int_equal(kvt_flush(rig.cache), 0);
+    flush();
     rig_sleep_ms(2500); /* the file of statistics follows the last change */
     int64_t before = cpu_us();
     rig_sleep_ms(1000);
