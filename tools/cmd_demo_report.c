@@ -186,7 +186,9 @@ static void print_why_different(const json_t *report)
         count += differs(json_array_get(questions, q));
     if (count > 0 && strcmp(level, "raw") != 0)
         printf("%d of %zu answers differ from the cold one: %s is a lossy level, and greedy text "
-               "forks at the first token that flips; --level raw keeps every bit\n",
+               "forks at the first token that flips; with quantised weights any change of the "
+               "cache, be "
+               "it its last bit, flips a few in a hundred; --level raw keeps every bit\n",
                count, json_array_size(questions), level);
 }
 
