@@ -56,7 +56,7 @@ static double median(const double *values, int64_t n)
 
 static double median_ratio(const struct bench *b, int way)
 {
-    double ratios[PAIRS_MAX];
+    double ratios[PAIRS_MAX] = {0};
 
     for (int64_t i = 0; i < b->pairs; i++)
         ratios[i] = b->gbps[OURS][way][i] / b->gbps[FIO][way][i];
