@@ -7,7 +7,7 @@
  * tiers.
  */
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/misuse.h"
 
 struct view { /* of one chain */
     const struct kvt_shape_group *shape;
@@ -70,21 +70,43 @@ static uint64_t common_step(const struct kvt_shape *shape)
     return step;
 }
 
+/* What is wrong with chain i; NULL: nothing. */
+static const char *chain_problem(const struct kvt_ns *ns, const struct kvt_group_chain *chains,
+                                 size_t i)
+{
+    const struct kvt_group_chain *chain = &chains[i];
+    if (chain->reserved != 0)
+        return "reserved is not 0";
+    if (kvt_shape_group_of(ns->shape, chain->group) == NULL)
+        return "the layout has no such group";
+    if (chain->n != 0 && (chain->keys == NULL || chain->tiers == NULL))
+        return "keys or tiers is NULL and n is not 0";
+    if (!kvt_keys_ok(ns, chain->keys, chain->n, true))
+        return "a key is malformed or of another group than the first";
+    if (chain->n != 0 && chain->keys[0].group != chain->group)
+        return "its keys are of another group";
+    for (size_t j = 0; j < i; j++)
+        if (chains[j].group == chain->group)
+            return "the group stands there twice";
+    return NULL;
+}
+
 /* Each group of the namespace once, keys of that group, room for tiers. */
 static int chains_check(const struct kvt_ns *ns, const struct kvt_group_chain *chains, size_t count)
 {
-    if (count != ns->shape->group_count)
+    if (count != ns->shape->group_count) {
+        kvt_misuse_say(ns->cache, KVT_LOG_DEBUG, "kvt_lookup_groups",
+                       "%zu chains, and the layout has %u groups: one chain for each", count,
+                       (unsigned)ns->shape->group_count);
         return KVT_E_INVAL;
+    }
     for (size_t i = 0; i < count; i++) {
-        const struct kvt_group_chain *chain = &chains[i];
-        if (chain->reserved != 0 || kvt_shape_group_of(ns->shape, chain->group) == NULL ||
-            (chain->n != 0 && (chain->keys == NULL || chain->tiers == NULL)) ||
-            !kvt_keys_ok(ns, chain->keys, chain->n, true) ||
-            (chain->n != 0 && chain->keys[0].group != chain->group))
-            return KVT_E_INVAL;
-        for (size_t j = 0; j < i; j++)
-            if (chains[j].group == chain->group)
-                return KVT_E_INVAL;
+        const char *problem = chain_problem(ns, chains, i);
+        if (problem == NULL)
+            continue;
+        kvt_misuse_say(ns->cache, KVT_LOG_DEBUG, "kvt_lookup_groups", "chains[%zu], group %u: %s",
+                       i, chains[i].group, problem);
+        return KVT_E_INVAL;
     }
     return 0;
 }

@@ -9,6 +9,7 @@
 #include "client/misuse.h"
 
 #include <inttypes.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -173,6 +174,17 @@ static void say_key(const struct kvt_ns *ns, const struct kvt_key *keys, size_t 
     else if (keys[i].group != keys[0].group)
         SAY("keys[%zu] is of group %u, keys[0] of group %u: one group a call", i, keys[i].group,
             keys[0].group);
+}
+
+void kvt_misuse_say(const struct kvt_cache *cache, int level, const char *call, const char *format,
+                    ...)
+{
+    char text[300];
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    kvt_log(&cache->log, level, "%s: refused: %s", call, text);
 }
 
 void kvt_misuse_keys(const char *call, const struct kvt_ns *ns, const struct kvt_key *keys,

@@ -23,6 +23,10 @@ struct kvt_misuse_request {
 };
 void kvt_misuse_request(const struct kvt_misuse_request *ask, int code);
 
+/* "CALL: refused: ..." for what only the caller can tell apart. level: enum kvt_log_level. */
+__attribute__((format(printf, 4, 5))) void
+kvt_misuse_say(const struct kvt_cache *cache, int level, const char *call, const char *format, ...);
+
 /* For the calls that take keys alone. */
 void kvt_misuse_keys(const char *call, const struct kvt_ns *ns, const struct kvt_key *keys,
                      size_t n, int code);

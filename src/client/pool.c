@@ -6,6 +6,7 @@
  * that the page was computed anew. Threads: any. The memory itself is the engine's.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -103,8 +104,12 @@ static int reset_origins(struct kvt_pool *pool, uint32_t from, uint32_t to, cons
                          size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (ids[i] >= pool->desc.block_count)
+        if (ids[i] >= pool->desc.block_count) {
+            kvt_misuse_say(pool->cache, KVT_LOG_DEBUG, "kvt_pool_reset_origin",
+                           "ids[%zu] is %" PRIu32 ", and the pool has %" PRIu32 " blocks", i,
+                           ids[i], pool->desc.block_count);
             return KVT_E_INVAL;
+        }
     for (uint32_t group = from; group < to; group++)
         for (size_t i = 0; i < n; i++)
             atomic_store_explicit(&pool->origin[(size_t)group * pool->desc.block_count + ids[i]], 0,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "client/misuse.h"
 #include "client/session_internal.h"
 #include "kvtier/codec.h"
 
@@ -29,18 +30,25 @@ static int level_check(const struct kvt_shape_group *group, int level)
     return level == KVT_LEVEL_DEFAULT || group->uniform[level] != NULL ? 0 : KVT_E_UNSUPPORTED;
 }
 
-static int pages_check(const struct kvt_pool *pool, struct kvt_session_mgr_opts *opts)
+static int refuse_opts(const struct kvt_ns *ns, const char *what)
+{
+    kvt_misuse_say(ns->cache, KVT_LOG_WARN, "kvt_session_mgr_open", "%s", what);
+    return KVT_E_INVAL;
+}
+
+static int pages_check(const struct kvt_ns *ns, const struct kvt_pool *pool,
+                       struct kvt_session_mgr_opts *opts)
 {
     uint32_t have = pool->desc.block_count;
     if (opts->first_page >= have || opts->page_count > have - opts->first_page)
-        return KVT_E_INVAL;
+        return refuse_opts(ns, "first_page and page_count reach beyond the pool's blocks");
     if (opts->page_count == 0)
         opts->page_count = have - opts->first_page;
     if (opts->scratch_pages == 0)
         opts->scratch_pages = opts->page_count >= SCRATCH_MANY_FROM ? SCRATCH_MANY : 1;
-    return opts->scratch_pages <= KVT_SESSION_SCRATCH_MAX && opts->scratch_pages < opts->page_count
-               ? 0
-               : KVT_E_INVAL;
+    if (opts->scratch_pages > KVT_SESSION_SCRATCH_MAX || opts->scratch_pages >= opts->page_count)
+        return refuse_opts(ns, "scratch_pages is above its limit, or leaves no page");
+    return 0;
 }
 
 static int opts_read(const struct kvt_session_mgr_opts *from, const struct kvt_ns *ns,
@@ -53,7 +61,7 @@ static int opts_read(const struct kvt_session_mgr_opts *from, const struct kvt_n
     if (from != NULL)
         *opts = *from;
     opts->struct_size = sizeof(*opts);
-    int rc = pages_check(pool, opts);
+    int rc = pages_check(ns, pool, opts);
     if (rc == 0)
         rc = level_check(group, opts->level);
     if (rc != 0)
@@ -61,7 +69,7 @@ static int opts_read(const struct kvt_session_mgr_opts *from, const struct kvt_n
     if (opts->window_level == KVT_LEVEL_DEFAULT)
         opts->window_level = group->uniform[KVT_LEVEL_KV8] ? KVT_LEVEL_KV8 : KVT_LEVEL_RAW;
     if (opts->window_level != KVT_LEVEL_KV8 && opts->window_level != KVT_LEVEL_RAW)
-        return KVT_E_INVAL;
+        return refuse_opts(ns, "window_level is neither kv8 nor raw");
     if (opts->window_tokens == 0)
         opts->window_tokens = WINDOW_TOKENS;
     if (opts->sessions_max == 0)
@@ -72,7 +80,7 @@ static int opts_read(const struct kvt_session_mgr_opts *from, const struct kvt_n
         opts->blocks_max = KVT_MAX(BLOCKS_MIN, KVT_MIN(opts->page_count, BLOCKS_LIMIT / 16) * 16);
     if (opts->sessions_max > SESSIONS_LIMIT || opts->tokens_max > TOKENS_LIMIT ||
         opts->blocks_max > BLOCKS_LIMIT)
-        return KVT_E_INVAL;
+        return refuse_opts(ns, "sessions_max, tokens_max or blocks_max is above its limit");
     return level_check(group, opts->window_level);
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/checked.h"
 #include "kvtier/codec.h"
+#include "kvtier/session.h"
 
 static struct rig rig;
 
@@ -286,6 +287,40 @@ static void calls_say_which_argument(void **state)
     assert_int_equal(rig.warnings, 0);
 }
 
+static void sessions(struct kvt_session_mgr_opts opts, const char *words)
+{
+    struct kvt_session_mgr *mgr = NULL;
+    opts.struct_size = sizeof(opts);
+    assert_int_equal(kvt_session_mgr_open(rig.ns, rig.pool, &opts, &mgr), KVT_E_INVAL);
+    assert_null(mgr);
+    said("kvt_session_mgr_open: refused", words);
+}
+
+static void groups(struct kvt_group_chain chain, size_t count, const char *words)
+{
+    assert_int_equal(kvt_lookup_groups(rig.ns, &chain, count, 64, NULL), KVT_E_INVAL);
+    said("kvt_lookup_groups: refused", words);
+}
+
+static void sessions_groups_and_origins_say_it_too(void **state)
+{
+    struct kvt_key key = rig_key(7);
+    enum kvt_tier tier;
+    const uint32_t far = 64;
+    (void)state;
+    sessions((struct kvt_session_mgr_opts){.first_page = 64}, "beyond the pool's blocks");
+    sessions((struct kvt_session_mgr_opts){.scratch_pages = 64}, "scratch_pages");
+    sessions((struct kvt_session_mgr_opts){.window_level = KVT_LEVEL_KV4}, "neither kv8 nor raw");
+    sessions((struct kvt_session_mgr_opts){.sessions_max = UINT32_MAX}, "above its limit");
+    groups((struct kvt_group_chain){.keys = &key, .n = 1}, 1, "keys or tiers is NULL");
+    groups((struct kvt_group_chain){.group = 3}, 1, "chains[0], group 3: the layout has no such");
+    groups((struct kvt_group_chain){0}, 0, "0 chains, and the layout has 1 groups");
+    key.hash_len = 0;
+    groups((struct kvt_group_chain){.keys = &key, .tiers = &tier, .n = 1}, 1, "malformed");
+    assert_int_equal(kvt_pool_reset_origin(rig.pool, &far, 1), KVT_E_INVAL);
+    said("kvt_pool_reset_origin: refused", "ids[0] is 64, and the pool has 64 blocks");
+}
+
 static void codes_have_texts_that_help(void **state)
 {
     (void)state;
@@ -405,6 +440,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(pools_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(requests_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(calls_say_which_argument, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(sessions_groups_and_origins_say_it_too, set_up, tear_down),
         cmocka_unit_test(codes_have_texts_that_help),
         cmocka_unit_test_setup_teardown(a_missing_parent_has_its_own_code, set_up, tear_down),
         cmocka_unit_test_setup_teardown(a_request_freed_twice_is_told, set_up, tear_down),
