@@ -355,6 +355,9 @@ void kvt_writes_commit(struct kvt_store *store, uint32_t slot);
 void kvt_writes_queue_unsaved(struct kvt_store *store);
 /* A block is about to be evicted: write it rather. false: let it go. tries: of this request. */
 bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries);
+/* There was nothing else to evict: take the block that was saved last out of the queue again and
+ * return it; KVT_SLOT_NONE: none was. */
+uint32_t kvt_writes_unsave(struct kvt_store *store, uint32_t slot);
 /* A block, or all that are left at close, go unwritten: counted by reason. */
 void kvt_writes_lost(struct kvt_store *store, uint32_t slot);
 void kvt_writes_lost_all(struct kvt_store *store);

@@ -79,6 +79,15 @@ bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries)
     return kvt_writes_queue(store, slot, false);
 }
 
+uint32_t kvt_writes_unsave(struct kvt_store *store, uint32_t slot)
+{
+    if (slot == KVT_SLOT_NONE || kvt_slot_at(&store->slots, slot)->write != KVT_SLOT_WRITE_QUEUED)
+        return KVT_SLOT_NONE;
+    kvt_writes_unqueue(store, slot);
+    kvt_write_move(store, slot, KVT_SLOT_WRITE_LATER);
+    return slot;
+}
+
 void kvt_writes_lost(struct kvt_store *store, uint32_t slot)
 {
     const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);

@@ -112,7 +112,7 @@ static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_sl
     const struct kvt_region *region = &store->slots.arena.regions[KVT_REGION_CACHE];
     uint64_t budget = (uint64_t)bytes * EVICT_FACTOR;
     uint64_t evicted = 0;
-    uint32_t slot, victim;
+    uint32_t slot, victim, saved = KVT_SLOT_NONE;
     int saves = 0;
 
     if (region->pages < bytes / KVT_PAGE_BYTES)
@@ -123,9 +123,14 @@ static uint32_t take_cached(struct kvt_store *store, uint32_t bytes, enum kvt_sl
             return slot;
         victim = kvt_policy_victim(&store->policy);
         if (victim == KVT_SLOT_NONE)
-            return victim;
-        if (kvt_writes_save(store, victim, &saves))
+            victim = lossless ? victim : kvt_writes_unsave(store, saved);
+        else if (kvt_writes_save(store, victim, &saves)) {
+            saved = victim;
             continue;
+        }
+        saved = KVT_SLOT_NONE;
+        if (victim == KVT_SLOT_NONE)
+            return victim;
         if (lossless && store->disk_count && kvt_write_unsaved(store, victim))
             return KVT_SLOT_NONE;
         evicted += evict_row(store, victim, bytes / KVT_PAGE_BYTES, lossless);
