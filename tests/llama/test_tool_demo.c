@@ -397,6 +397,7 @@ static int interrupt_after(const char *store, int ms, int signal)
     pid_t child = start(argv, out, err);
     nanosleep(&wait, NULL);
     assert_int_equal(kill(child, signal), 0);
+    (void)kill(child, signal); /* as `timeout` does: the process, then its group */
     assert_int_equal(waitpid(child, &status, 0), child);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 1; /* it was faster than we */

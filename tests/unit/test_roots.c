@@ -168,7 +168,8 @@ static void fills_up_while_running(void **state)
         (unsigned long long)rig_stat(&rig, "disk.enospc"),
         (unsigned long long)rig_stat(&rig, "disk.blocks"),
         (unsigned long long)rig_stat(&rig, "disk.evicted"));
-    assert_true(rig_stat(&rig, "disk.enospc") + rig_stat(&rig, "disk.evicted") > 0);
+    assert_true(rig_stat(&rig, "disk.enospc") > 0); /* also when recycling hides it */
+    assert_true(rig_stat(&rig, "disk.evicted") > 0);
     for (uint64_t seed = 1; seed < 1 + 64 * BLOCKS; seed += BLOCKS)
         there += rig_load(&rig, seed, BLOCKS, NULL); /* exact bytes or a miss: asserted */
     assert_true(there >= BLOCKS);
