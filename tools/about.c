@@ -96,6 +96,14 @@ static const struct kvt_about abouts[] = {
      "takes, what a block costs in memory, how many lookups a second one core answers with half of "
      "the keys absent, how long the lookup of a whole chain takes. The root is removed afterwards.",
      "kvtier bench index --blocks 1000000 --json"},
+    {"bench sessions",
+     "Opens more conversations on a GPU than its memory holds, through the session manager, with "
+     "real pages, kernels, DRAM and disk: every one prefills and goes idle, then they come back in "
+     "random order with a short prompt. Says how many are held against bf16 pages in GPU memory "
+     "alone, and the time to the first token by where their blocks came from. Attention is not "
+     "computed: what computing takes comes from a model that is printed first.",
+     "kvtier bench sessions --dir /mnt/nvme --json\n"
+     "kvtier bench sessions --sessions 32 --tokens 32768 --pool 20GB --dram 32GiB"},
     {"quality",
      "Measures what a level does to a model: perplexity, divergence from the exact cache and "
      "agreement on the next token, with the cache coded while a text is scored. Quantised weights "

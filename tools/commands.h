@@ -19,6 +19,7 @@
     X("bench gpu", kvt_cmd_bench_gpu, "blocks between DRAM and GPU memory, and plain copies")   \
     X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks") \
     X("bench l2", kvt_cmd_bench_l2, "our log on a drive, beside fio")                           \
+    X("bench sessions", kvt_cmd_bench_sessions, "conversations that outgrow a GPU's memory")    \
     X("help", kvt_cmd_help, "options of a command, its man page, completion for shells")
 
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */

@@ -25,6 +25,7 @@ struct gpu_bench {
     const char *driver; /* NULL: libcuda.so.1 */
     const char *cublas; /* NULL: where it usually is */
     int quick, json, no_gemm, no_cache;
+    int urgent; /* stages of the greatest priority */
     /* what */
     struct kvt_gpu *gpu;
     struct kvt_rng rng;
@@ -44,7 +45,7 @@ struct gpu_bench {
 
 struct gpu_bench_figure {
     const char *direction, *path;
-    int level;
+    int level, scattered;
     uint32_t ctas;
     double seconds, encoded_gbps, equiv_gbps;
 };
@@ -60,8 +61,10 @@ void gpu_bench_pool_free(struct gpu_bench *b);
 int gpu_bench_fail(struct gpu_bench *b, int rc, const char *what);
 /* Turn a driver's result into a status, with its sentence. */
 int gpu_bench_check(struct gpu_bench *b, kvt_cu_result result, const char *what);
-/* Shuffled slots of the arena for shuffled pages. items: b->blocks of them. */
-int gpu_bench_items(struct gpu_bench *b, uint32_t record_bytes, struct kvt_gpu_item *items);
+/* Slots for shuffled pages, b->blocks of them: one after the other, as a store hands them out, or
+ * shuffled with gaps between all of them. */
+int gpu_bench_items(struct gpu_bench *b, uint32_t record_bytes, int scattered,
+                    struct kvt_gpu_item *items);
 int gpu_bench_plan(struct gpu_bench *b, int level, uint32_t ctas, uint32_t jobs,
                    struct kvt_gpu_plan **plan);
 /* One job over items, to its end; every block must be good. */

@@ -2,7 +2,8 @@
  * by one and in one batch; records alone, scattered; then restore and evict by every path.
  *
  * A figure is the median of some runs of one job over all blocks, from the call to the wake-up of
- * the waiting thread. Slots and pages are shuffled; checksums are computed in all but "direct".
+ * the waiting thread. Pages are shuffled, slots adjacent (as
+ * a store hands them out) or scattered; checksums are computed in all but "direct".
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -133,7 +134,8 @@ static int measure_copies(struct gpu_bench *b)
     return rc;
 }
 
-static int measure(struct gpu_bench *b, int level, int evict, enum kvt_gpu_path path, uint32_t ctas)
+static int measure_slots(struct gpu_bench *b, int level, int evict, enum kvt_gpu_path path,
+                         uint32_t ctas, int scattered)
 {
     static const char *const paths[] = {"", "copy", "sm", "direct"};
     double times[GPU_BENCH_REPS_MAX];
@@ -148,7 +150,7 @@ static int measure(struct gpu_bench *b, int level, int evict, enum kvt_gpu_path 
     }
     uint32_t record_bytes = kvt_gpu_plan_record_bytes(plan);
     size_t n = (size_t)b->blocks;
-    rc = gpu_bench_items(b, record_bytes, items);
+    rc = gpu_bench_items(b, record_bytes, scattered, items);
     if (rc == 0 && !evict) /* records to restore */
         rc = gpu_bench_job(b, plan, items, n, 1, KVT_GPU_PATH_COPY);
     if (rc == 0)
@@ -164,6 +166,7 @@ static int measure(struct gpu_bench *b, int level, int evict, enum kvt_gpu_path 
                                 .direction = evict ? "evict" : "restore",
                                 .path = paths[path],
                                 .level = level,
+                                .scattered = scattered,
                                 .ctas = ctas,
                                 .seconds = seconds,
                                 .encoded_gbps = 1e-9 * (double)record_bytes * (double)n / seconds,
@@ -174,11 +177,20 @@ static int measure(struct gpu_bench *b, int level, int evict, enum kvt_gpu_path 
     return rc;
 }
 
+static int measure(struct gpu_bench *b, int level, int evict, enum kvt_gpu_path path, uint32_t ctas)
+{
+    return measure_slots(b, level, evict, path, ctas, 0);
+}
+
 static int measure_ctas(struct gpu_bench *b, uint32_t ctas, int all)
 {
     int rc = measure(b, KVT_LEVEL_KV4, 0, KVT_GPU_PATH_COPY, ctas);
     if (rc == 0)
         rc = measure(b, KVT_LEVEL_KV4, 1, KVT_GPU_PATH_COPY, ctas);
+    if (rc == 0 && ctas >= 16)
+        rc = measure_slots(b, KVT_LEVEL_KV4, 0, KVT_GPU_PATH_COPY, ctas, 1);
+    if (rc == 0 && ctas >= 16)
+        rc = measure_slots(b, KVT_LEVEL_KV4, 1, KVT_GPU_PATH_COPY, ctas, 1);
     if (rc == 0 && all)
         rc = measure(b, KVT_LEVEL_KV4, 0, KVT_GPU_PATH_DIRECT, ctas);
     if (rc == 0 && all && ctas > 1)

@@ -179,18 +179,22 @@ static void shuffle(struct gpu_bench *b, uint32_t *order)
     }
 }
 
-int gpu_bench_items(struct gpu_bench *b, uint32_t record_bytes, struct kvt_gpu_item *items)
+int gpu_bench_items(struct gpu_bench *b, uint32_t record_bytes, int scattered,
+                    struct kvt_gpu_item *items)
 {
+    size_t gap = scattered ? 2 : 1; /* no two are neighbours */
     uint32_t *slots = malloc((size_t)b->blocks * sizeof(*slots));
     uint32_t *pages = malloc((size_t)b->blocks * sizeof(*pages));
     int rc = slots != NULL && pages != NULL ? 0 : -ENOMEM;
-    if (rc == 0 && (size_t)b->blocks * record_bytes > b->arena_bytes)
+    if (rc == 0 && (size_t)b->blocks * gap * record_bytes > b->arena_bytes)
         rc = KVT_E_LIMIT;
     if (rc == 0) {
         shuffle(b, slots);
         shuffle(b, pages);
-        for (int64_t i = 0; i < b->blocks; i++)
-            items[i] = (struct kvt_gpu_item){b->arena + (size_t)slots[i] * record_bytes, pages[i]};
+        for (int64_t i = 0; i < b->blocks; i++) {
+            size_t slot = scattered ? slots[i] * gap : (size_t)i;
+            items[i] = (struct kvt_gpu_item){b->arena + slot * record_bytes, pages[i]};
+        }
     }
     free(slots);
     free(pages);
@@ -201,6 +205,7 @@ int gpu_bench_plan(struct gpu_bench *b, int level, uint32_t ctas, uint32_t jobs,
                    struct kvt_gpu_plan **plan)
 {
     struct kvt_gpu_stage_opts opts = {.ctas = ctas,
+                                      .urgent = (uint32_t)b->urgent,
                                       .depth = (uint32_t)b->depth,
                                       .wave_bytes = (uint32_t)b->wave_bytes,
                                       .records_max = (uint32_t)b->blocks,
@@ -230,17 +235,19 @@ int gpu_bench_job(struct gpu_bench *b, struct kvt_gpu_plan *plan, const struct k
 void gpu_bench_report(struct gpu_bench *b, const struct gpu_bench_figure *f)
 {
     double copy = b->copy_gbps[f->direction[0] == 'e' ? 0 : 1];
-    json_array_append_new(b->results,
-                          json_pack("{s:s, s:s, s:s, s:s, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f}",
-                                    "direction", f->direction, "path", f->path, "level",
-                                    kvt_level_name(f->level), "geometry", b->geometry->name,
-                                    "blocks", (json_int_t)b->blocks, "ctas", (int)f->ctas,
-                                    "seconds", f->seconds, "encoded_gbps", f->encoded_gbps,
-                                    "equiv_gbps", f->equiv_gbps, "memcpy_gbps", copy, "ratio",
-                                    f->equiv_gbps / copy, "link", f->encoded_gbps / copy));
+    json_array_append_new(
+        b->results,
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:i, s:f, s:f, s:f, s:f, s:f, s:f}", "direction",
+                  f->direction, "path", f->path, "slots", f->scattered ? "scattered" : "adjacent",
+                  "level", kvt_level_name(f->level), "geometry", b->geometry->name, "blocks",
+                  (json_int_t)b->blocks, "ctas", (int)f->ctas, "seconds", f->seconds,
+                  "encoded_gbps", f->encoded_gbps, "equiv_gbps", f->equiv_gbps, "memcpy_gbps", copy,
+                  "ratio", f->equiv_gbps / copy, "link", f->encoded_gbps / copy));
     if (!b->json)
-        printf("%-7s  %-7s %-6s %-4s %4u CTAs %8.2f GB/s encoded %8.2f bf16  x%.2f  link %.3f\n",
-               b->geometry->name, f->direction, f->path, kvt_level_name(f->level), f->ctas,
-               f->encoded_gbps, f->equiv_gbps, f->equiv_gbps / copy, f->encoded_gbps / copy);
+        printf(
+            "%-7s  %-7s %-6s %-9s %-4s %4u CTAs %8.2f GB/s encoded %8.2f bf16  x%.2f  link %.3f\n",
+            b->geometry->name, f->direction, f->path, f->scattered ? "scattered" : "adjacent",
+            kvt_level_name(f->level), f->ctas, f->encoded_gbps, f->equiv_gbps, f->equiv_gbps / copy,
+            f->encoded_gbps / copy);
     fflush(stdout);
 }

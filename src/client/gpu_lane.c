@@ -21,6 +21,10 @@
 /* Bytes of one job: large enough to hide its start and end, small enough that slots come back and
  * other requests get their turn. */
 #define JOB_BYTES (UINT64_C(64) << 20)
+/* While this many jobs are in flight, more is gathered: many small jobs move less than a few of
+ * some size. */
+#define BUSY_FLIGHTS 2u
+#define GATHER_BYTES (UINT64_C(22) << 20)
 #define PACE_SLICES 250u /* a paced job is this part of a second's bytes */
 #define EVENTS_MAX 32u   /* that one job waits for */
 
@@ -318,9 +322,23 @@ static bool ready(const struct kvt_lane *lane)
     return lane->ready[0].count + lane->ready[1].count > 0;
 }
 
+/* Enough for a job of some size, going by the first block. */
+static bool gathered(struct kvt_lane *lane)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        const struct kvt_block *block = kvt_bq_peek(lane->cache, &lane->ready[kind]);
+        if (block != NULL &&
+            (uint64_t)block->record_bytes * lane->ready[kind].count >= GATHER_BYTES)
+            return true;
+    }
+    return false;
+}
+
 static bool may_start(struct kvt_lane *lane)
 {
     if (!ready(lane) || lane->flight_count == KVT_LANE_FLIGHTS)
+        return false;
+    if (lane->flight_count >= BUSY_FLIGHTS && !gathered(lane))
         return false;
     if (lane->flight_count > 0 && other_stage(lane))
         return false;

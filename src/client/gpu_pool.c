@@ -12,6 +12,10 @@
 #include "base/checked.h"
 #include "client/gpu_lane_impl.h"
 
+/* Record bytes being encoded at a time. A GPU ends whole jobs, and the store's round trips come in
+ * between: less than a few jobs' worth leaves the link idle. */
+#define SLOT_WINDOW (UINT64_C(256) << 20)
+
 /* ---- pinning ------------------------------------------------------------------------------- */
 
 static int pin_piece(void *gpu, void *base, uint64_t bytes)
@@ -130,6 +134,9 @@ static int lane_open(struct kvt_cache *cache, int device, struct kvt_lane **out,
     }
     lane->next = cache->lanes;
     cache->lanes = lane;
+    pthread_mutex_lock(&cache->lock);
+    cache->alloc_bytes_max = KVT_MIN(cache->arena_bytes / 8, SLOT_WINDOW);
+    pthread_mutex_unlock(&cache->lock);
     *out = lane;
     return 0;
 }
@@ -173,6 +180,8 @@ static int stage_take(struct kvt_lane *lane, uint32_t record_bytes, struct kvt_l
         .records_max = KVT_LANE_RECORDS_MAX,
         .jobs_max = KVT_LANE_FLIGHTS,
         .record_bytes = record_bytes,
+        .wave_bytes = (uint32_t)settings->gpu_wave,
+        .urgent = (uint32_t)settings->gpu_urgent,
     };
     stage = calloc(1, sizeof(*stage));
     if (stage == NULL)

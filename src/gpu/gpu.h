@@ -80,12 +80,13 @@ KVT_GPU_RESULT int kvt_gpu_event_record(struct kvt_gpu *gpu, void *event, void *
 struct kvt_gpu_stage_opts {
     uint32_t ctas;         /* most CTAs at work at a time; 0: 16 */
     uint32_t move_ctas;    /* of these, for moves over the link by the SMs; 0: a quarter */
-    uint32_t wave;         /* most records of one launch, at most 64; 0: as the bytes allow */
+    uint32_t wave;         /* most records of one launch, at most 160; 0: as the bytes allow */
     uint32_t depth;        /* waves of staging memory; 0: 3 */
     uint32_t records_max;  /* of one job; 0: 1,024 */
     uint32_t jobs_max;     /* in flight; 0: 2 */
     uint32_t wave_bytes;   /* staging of one wave; 0: 11 MiB; at least record_bytes */
     uint32_t record_bytes; /* the largest record that its plans will have */
+    uint32_t urgent;       /* 1: streams of the greatest priority instead of the least */
 };
 
 /* 0; KVT_E_INVAL; KVT_E_LIMIT; -ENOMEM (also of the device); KVT_E_DEVICE. Blocks. */

@@ -46,7 +46,7 @@ struct kvt_gpu {
     int ordinal;
     kvt_cu_device device;
     kvt_cu_context context; /* the primary one, retained */
-    int least_priority;
+    int least_priority, greatest_priority;
     kvt_cu_module modules[KVT_GPU_KERNELS];
     kvt_cu_function kernels[KVT_GPU_KERNELS];
     atomic_int offline;    /* the first sticky kvt_cu_result; 0: fine. relaxed: a flag, no data */
@@ -144,6 +144,24 @@ struct kvt_gpu_plan {
     kvt_cu_ptr parts; /* struct kvt_gpu_part[] */
     struct kvt_gpu_span classes[KVT_GPU_CLASSES], coded;
 };
+
+/* ---- a job's waves ---- */
+
+struct kvt_gpu_batch { /* what one wave works on */
+    struct kvt_gpu_job *job;
+    struct kvt_gpu_wave *wave;
+    size_t first;
+    uint32_t count;
+    kvt_cu_ptr slots[KVT_GPU_RECORDS_MAX]; /* device addresses; 0: not pinned */
+};
+
+static inline kvt_cu_ptr kvt_gpu_staging_of(const struct kvt_gpu_batch *batch, uint32_t i)
+{
+    return batch->wave->staging + (kvt_cu_ptr)i * batch->job->plan->record_bytes;
+}
+
+/* Queue the copies between slots and staging on the move stream (job_copy.c). */
+KVT_GPU_RESULT int kvt_gpu_run_copies(const struct kvt_gpu_batch *batch);
 
 /* Table of parts for a group (plan_table.c). parts: room for layout->part_count. Fills classes and
  * coded. Returns the number of parts. Pure. */

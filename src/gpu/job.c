@@ -22,17 +22,9 @@
 #include "format/record.h"
 #include "gpu/gpu_internal.h"
 
-#define FIRST_EVICT_WAVE 4u
-#define CHECK_CTAS_MAX 4u /* the page kernel hashes about 25 GB/s with one CTA of an H200 */
-
-/* What one wave works on. */
-struct batch {
-    struct kvt_gpu_job *job;
-    struct kvt_gpu_wave *wave;
-    size_t first;
-    uint32_t count;
-    kvt_cu_ptr slots[KVT_GPU_RECORDS_MAX]; /* device addresses; 0: not pinned */
-};
+#define FIRST_WAVE 4u      /* of an eviction; and the last of a restore: what the link waits for */
+#define CHECK_CTAS_MAX 4u  /* the page kernel hashes about 25 GB/s with one CTA of an H200 */
+#define CHECK_CTAS_MANY 8u /* of 48 and more in all */
 
 static int launch(struct kvt_gpu *gpu, enum kvt_gpu_kernel kernel, uint32_t ctas, uint64_t warps,
                   void *parameter, kvt_cu_stream stream)
@@ -45,14 +37,9 @@ static int launch(struct kvt_gpu *gpu, enum kvt_gpu_kernel kernel, uint32_t ctas
                               parameters, NULL));
 }
 
-static kvt_cu_ptr staging_of(const struct batch *batch, uint32_t i)
-{
-    return batch->wave->staging + (kvt_cu_ptr)i * batch->job->plan->record_bytes;
-}
-
 /* ---- kernels of a wave ---- */
 
-static int run_coding(const struct batch *batch, enum kvt_gpu_kernel kernel,
+static int run_coding(const struct kvt_gpu_batch *batch, enum kvt_gpu_kernel kernel,
                       const struct kvt_gpu_span *span, int guard)
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
@@ -72,7 +59,7 @@ static int run_coding(const struct batch *batch, enum kvt_gpu_kernel kernel,
     };
     for (uint32_t i = 0; i < batch->count; i++) {
         coding.payload[i] =
-            (direct ? batch->slots[i] : staging_of(batch, i)) + KVT_GPU_HEADER_BYTES;
+            (direct ? batch->slots[i] : kvt_gpu_staging_of(batch, i)) + KVT_GPU_HEADER_BYTES;
         coding.block[i] = batch->job->items[batch->first + i].block;
     }
     const struct kvt_gpu_job *job = batch->job;
@@ -86,7 +73,7 @@ static int run_coding(const struct batch *batch, enum kvt_gpu_kernel kernel,
 }
 
 /* Page kernel: move when from and to differ, complete the record when make is set. */
-static int run_paging(const struct batch *batch, int make, int from_slots, int to_slots,
+static int run_paging(const struct kvt_gpu_batch *batch, int make, int from_slots, int to_slots,
                       uint32_t ctas, kvt_cu_stream stream)
 {
     struct kvt_gpu_job *job = batch->job;
@@ -102,106 +89,12 @@ static int run_paging(const struct batch *batch, int make, int from_slots, int t
         .make = (uint32_t)make,
     };
     for (uint32_t i = 0; i < batch->count; i++) {
-        paging.from[i] = from_slots ? batch->slots[i] : staging_of(batch, i);
-        paging.to[i] = to_slots ? batch->slots[i] : staging_of(batch, i);
+        paging.from[i] = from_slots ? batch->slots[i] : kvt_gpu_staging_of(batch, i);
+        paging.to[i] = to_slots ? batch->slots[i] : kvt_gpu_staging_of(batch, i);
         paging.header[i] = job->headers_device + (batch->first + i) * KVT_GPU_HEADER_BYTES;
     }
     return launch(plan->gpu, KVT_GPU_PAGES, ctas, (uint64_t)plan->pages * batch->count, &paging,
                   stream);
-}
-
-/* ---- copies of a wave ---- */
-
-/* Records that are neighbours in host memory (and so in staging) go as one piece; a piece never
- * crosses a seam of memory that is pinned in pieces. */
-#define PIECES_MAX 128u
-
-struct pieces {
-    size_t count;
-    kvt_cu_ptr staging[PIECES_MAX], host[PIECES_MAX];
-    size_t bytes[PIECES_MAX];
-    int pinned; /* all records of the wave */
-};
-
-/* Bytes from `host` to the next seam. */
-static size_t to_seam(const struct kvt_gpu *gpu, kvt_cu_ptr host)
-{
-    kvt_cu_ptr base = (uintptr_t)gpu->grid_base;
-    if (base == 0 || host < base)
-        return SIZE_MAX;
-    return gpu->grid_bytes - (host - base) % gpu->grid_bytes;
-}
-
-/* One call for all pieces where the driver can: between separate copies the engine idles for some
- * 3 us, as long as half a record takes. */
-static int send_pieces(const struct batch *batch, struct pieces *pieces)
-{
-    struct kvt_gpu_stage *stage = batch->job->stage;
-    const struct kvt_cuda *cuda = &stage->gpu->cuda;
-    int evict = batch->job->evict, status = 0;
-    size_t count = pieces->count;
-    pieces->count = 0;
-    if (cuda->copy_batch != NULL && pieces->pinned && count > 1) {
-        struct kvt_cu_copy_attributes attributes = {.source_order = 1, .flags = 1};
-        size_t start = 0, failed = 0;
-        return kvt_gpu_check(stage->gpu, cuda->copy_batch(evict ? pieces->host : pieces->staging,
-                                                          evict ? pieces->staging : pieces->host,
-                                                          pieces->bytes, count, &attributes, &start,
-                                                          1, &failed, stage->move_stream));
-    }
-    for (size_t i = 0; i < count && status == 0; i++) {
-        void *host = (void *)(uintptr_t)pieces->host[i];
-        kvt_cu_result result =
-            evict ? cuda->copy_to_host_async(host, pieces->staging[i], pieces->bytes[i],
-                                             stage->move_stream)
-                  : cuda->copy_to_device_async(pieces->staging[i], host, pieces->bytes[i],
-                                               stage->move_stream);
-        status = kvt_gpu_check(stage->gpu, result);
-    }
-    return status;
-}
-
-/* Add [host, host + bytes), which does not cross a seam. */
-static int add_piece(const struct batch *batch, struct pieces *pieces, kvt_cu_ptr host,
-                     kvt_cu_ptr staging, size_t bytes)
-{
-    size_t last = pieces->count - 1; /* not used when there is none */
-    int status = 0;
-    if (pieces->count > 0 && host == pieces->host[last] + pieces->bytes[last] &&
-        to_seam(batch->job->stage->gpu, pieces->host[last]) > pieces->bytes[last]) {
-        pieces->bytes[last] += bytes;
-        return 0;
-    }
-    if (pieces->count == PIECES_MAX)
-        status = send_pieces(batch, pieces);
-    pieces->host[pieces->count] = host;
-    pieces->staging[pieces->count] = staging;
-    pieces->bytes[pieces->count++] = bytes;
-    return status;
-}
-
-static int run_copies(const struct batch *batch)
-{
-    const struct kvt_gpu_item *items = batch->job->items + batch->first;
-    struct pieces pieces;
-    pieces.count = 0;
-    pieces.pinned = 1;
-    for (uint32_t i = 0; i < batch->count; i++)
-        pieces.pinned &= batch->slots[i] != 0;
-    for (uint32_t i = 0; i < batch->count; i++) {
-        kvt_cu_ptr host = (uintptr_t)items[i].record, staging = staging_of(batch, i);
-        size_t left = batch->job->plan->record_bytes;
-        while (left > 0) {
-            size_t bytes = KVT_MIN(left, to_seam(batch->job->stage->gpu, host));
-            int status = add_piece(batch, &pieces, host, staging, bytes);
-            if (status != 0)
-                return status;
-            host += bytes;
-            staging += bytes;
-            left -= bytes;
-        }
-    }
-    return send_pieces(batch, &pieces);
 }
 
 /* ---- waves ---- */
@@ -217,7 +110,7 @@ static int await(struct kvt_gpu *gpu, kvt_cu_stream stream, kvt_cu_event event)
 }
 
 /* The page kernel between two events, in place. */
-static int check_wave(const struct batch *batch, int make)
+static int check_wave(const struct kvt_gpu_batch *batch, int make)
 {
     const struct kvt_gpu_job *job = batch->job;
     struct kvt_gpu_plan *plan = job->plan;
@@ -231,7 +124,7 @@ static int check_wave(const struct batch *batch, int make)
     return status == 0 ? record(gpu, batch->wave->checked, stream) : status;
 }
 
-static int restore_wave(const struct batch *batch)
+static int restore_wave(const struct kvt_gpu_batch *batch)
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
     struct kvt_gpu_stage *stage = plan->stage;
@@ -240,7 +133,7 @@ static int restore_wave(const struct batch *batch)
     enum kvt_gpu_path path = batch->job->path;
     int status = await(gpu, stage->move_stream, wave->empty);
     if (status == 0 && path == KVT_GPU_PATH_COPY)
-        status = run_copies(batch);
+        status = kvt_gpu_run_copies(batch);
     else if (status == 0 && path == KVT_GPU_PATH_SM)
         status = run_paging(batch, 0, 1, 0, batch->job->move_ctas, stage->move_stream);
     if (status == 0)
@@ -258,7 +151,7 @@ static int restore_wave(const struct batch *batch)
     return status == 0 ? record(gpu, wave->empty, stage->code_stream) : status;
 }
 
-static int encode_classes(const struct batch *batch, int guard)
+static int encode_classes(const struct kvt_gpu_batch *batch, int guard)
 {
     static const enum kvt_gpu_kernel kernels[KVT_GPU_CLASSES] = {
         [KVT_GPU_CLASS_C4] = KVT_GPU_ENCODE_C4,
@@ -273,7 +166,7 @@ static int encode_classes(const struct batch *batch, int guard)
     return status;
 }
 
-static int evict_wave(const struct batch *batch, int guard)
+static int evict_wave(const struct kvt_gpu_batch *batch, int guard)
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
     struct kvt_gpu_stage *stage = plan->stage;
@@ -297,7 +190,7 @@ static int evict_wave(const struct batch *batch, int guard)
         if (status == 0)
             status = await(gpu, stage->move_stream, wave->checked);
         if (status == 0)
-            status = run_copies(batch);
+            status = kvt_gpu_run_copies(batch);
     }
     return status == 0 ? record(gpu, wave->empty, stage->move_stream) : status;
 }
@@ -309,12 +202,12 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
 {
     struct kvt_gpu_plan *plan = job->plan;
     int pinned = 1;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if (items[i].record == NULL || (uintptr_t)items[i].record % 16 != 0 ||
             items[i].block >= plan->block_count)
             return KVT_E_INVAL;
+    for (size_t i = 0; i < n && order->path != KVT_GPU_PATH_COPY; i++)
         pinned &= kvt_gpu_pinned(plan->gpu, items[i].record, plan->record_bytes) != 0;
-    }
     job->path = order->path;
     if (job->path == KVT_GPU_PATH_DIRECT && (evict || !pinned))
         return KVT_E_INVAL;
@@ -326,15 +219,44 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
     job->evict = evict;
     job->ctas = order->ctas > 0 ? order->ctas : plan->stage->opts.ctas;
     job->move_ctas = order->ctas > 0 ? KVT_MAX(order->ctas / 4, 1u) : plan->stage->opts.move_ctas;
-    job->check_ctas = job->ctas < 8 ? 0 : KVT_MIN((3 * job->ctas + 8) / 16, CHECK_CTAS_MAX);
+    job->check_ctas = job->ctas < 8     ? 0
+                      : job->ctas >= 48 ? CHECK_CTAS_MANY
+                                        : KVT_MIN((3 * job->ctas + 8) / 16, CHECK_CTAS_MAX);
     job->count = n;
     job->error = 0;
     job->done = 0;
     memcpy(job->items, items, n * sizeof(*items));
     memset(job->results, 0, n * sizeof(*job->results));
-    for (size_t i = 0; evict && i < n; i++)
-        memcpy(job->headers + i * KVT_GPU_HEADER_BYTES, items[i].record, KVT_GPU_HEADER_BYTES);
     return 0;
+}
+
+/* Records of the next wave. The link idles while the first wave of an eviction is encoded, and
+ * while the last of a restore is decoded: those are small, and their neighbours half as large again
+ * or twice as large. Not beside other jobs, which keep the link busy. */
+static uint32_t next_wave(const struct kvt_gpu_job *job, size_t first, uint32_t before, int alone)
+{
+    uint32_t full = job->plan->wave;
+    size_t left = job->count - first;
+    uint32_t size = full;
+    if (alone && job->evict)
+        size = before == 0 ? FIRST_WAVE : before + (before + 1) / 2;
+    else if (alone && left > FIRST_WAVE)
+        size = (uint32_t)KVT_MIN((left + 1) / 2, (size_t)full);
+    return (uint32_t)KVT_MIN(KVT_MIN((size_t)size, left), (size_t)full);
+}
+
+/* What the kernels need of the records of a wave. Looking at records is slow (each is a cache
+ * miss), so it is done while the device works on the waves before. */
+static void prepare_wave(struct kvt_gpu_batch *batch)
+{
+    struct kvt_gpu_job *job = batch->job;
+    for (uint32_t i = 0; i < batch->count; i++) {
+        const void *record = job->items[batch->first + i].record;
+        batch->slots[i] = kvt_gpu_pinned(job->plan->gpu, record, job->plan->record_bytes);
+        if (job->evict)
+            memcpy(job->headers + (batch->first + i) * KVT_GPU_HEADER_BYTES, record,
+                   KVT_GPU_HEADER_BYTES);
+    }
 }
 
 static int queue_waves(struct kvt_gpu_job *job, const struct kvt_gpu_order *order)
@@ -350,23 +272,19 @@ static int queue_waves(struct kvt_gpu_job *job, const struct kvt_gpu_order *orde
         if (status == 0)
             status = await(gpu, stage->move_stream, stage->entry);
     }
-    /* The link idles while the first wave is encoded: it is small, and they grow from there, unless
-     * another job keeps the link busy. */
     int alone = 1;
     for (uint32_t i = 0; i < stage->opts.jobs_max; i++)
         alone &= !stage->jobs[i].busy;
-    uint32_t size = job->evict && alone ? KVT_MIN(FIRST_EVICT_WAVE, plan->wave) : plan->wave;
-    for (size_t first = 0, count; first < job->count && status == 0; first += count) {
-        count = KVT_MIN(job->count - first, (size_t)size);
-        size = KVT_MIN(2 * size, plan->wave);
-        struct batch batch = {
+    uint32_t count = 0;
+    for (size_t first = 0; first < job->count && status == 0; first += count) {
+        count = next_wave(job, first, count, alone);
+        struct kvt_gpu_batch batch = {
             .job = job,
             .wave = &stage->waves[stage->next_wave],
             .first = first,
-            .count = (uint32_t)count,
+            .count = count,
         };
-        for (uint32_t i = 0; i < batch.count; i++)
-            batch.slots[i] = kvt_gpu_pinned(gpu, job->items[first + i].record, plan->record_bytes);
+        prepare_wave(&batch);
         stage->next_wave = (stage->next_wave + 1) % stage->opts.depth;
         status = job->evict ? evict_wave(&batch, order->guard) : restore_wave(&batch);
     }

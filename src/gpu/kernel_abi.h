@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-#define KVT_GPU_RECORDS_MAX 64u /* records of one launch: their addresses fit a 4 KiB parameter */
-#define KVT_GPU_WARPS 16u       /* of every CTA */
+#define KVT_GPU_RECORDS_MAX 160u /* of one launch: their addresses fit a 4 KiB parameter */
+#define KVT_GPU_WARPS 16u        /* of every CTA */
 #define KVT_GPU_PAGE_BYTES 4096u
 #define KVT_GPU_HEADER_BYTES 128u /* of a record */
 #define KVT_GPU_CHECKSUM_AT 120u  /* within the header */

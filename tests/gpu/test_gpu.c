@@ -358,7 +358,7 @@ static void test_plan_refusals(void **state)
     rig.place.base = rig.records; /* host memory */
     assert_int_equal(rig_plan(&rig, &plan), KVT_E_INVAL);
     rig.place.base = (void *)(uintptr_t)rig.memory;
-    opts.wave = 65;
+    opts.wave = KVT_GPU_RECORDS_MAX + 1;
     assert_int_equal(
         kvt_gpu_plan_new(rig.gpu, &rig.layout, 0, KVT_LEVEL_KV4, &rig.pool, &opts, &plan),
         KVT_E_INVAL);

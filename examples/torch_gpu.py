@@ -1,0 +1,395 @@
+#!/usr/bin/env python3
+"""A transformers model whose KV cache comes back from kvtier instead of being computed again.
+
+The cache tensors of a Hugging Face model (a StaticCache: one K and one V tensor a layer, in GPU
+memory) are registered as a pool; kvtier's GPU kernels read and write them where they are. The
+program fills the cache with a prompt, stores it, wipes the tensors, loads it back from DRAM, and
+goes on generating; then does the same from disk in a new process. Tokens are compared with those of
+a run that was never interrupted, and the time to the first token with that of computing the prompt.
+
+    LD_LIBRARY_PATH=build python3 torch_gpu.py                      # 8B geometry, random weights
+    python3 torch_gpu.py --model PATH --tokens 2048                 # a real model
+
+Needs: PyTorch with CUDA, transformers, libkvtier.so with GPU kernels. Prints JSON on the last line.
+Not done here: paged attention. The pool's pages are slices of 16 tokens of the contiguous cache.
+"""
+import argparse
+import ctypes as C
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+
+BLOCK = 16
+KVT_PART_K, KVT_PART_V, KVT_DTYPE_BF16 = 1, 2, 1
+WAIT_FOR_STREAM = 1
+
+
+class Part(C.Structure):
+    _fields_ = [("kind", C.c_uint8), ("dtype", C.c_uint8), ("group", C.c_uint16),
+                ("layer", C.c_uint32), ("heads", C.c_uint32), ("head_dim", C.c_uint32)]
+
+
+class Layout(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("block_tokens", C.c_uint32),
+                ("part_count", C.c_uint32), ("parts", C.POINTER(Part)),
+                ("group_count", C.c_uint32), ("groups", C.c_void_p)]
+
+
+class Place(C.Structure):
+    _fields_ = [("base", C.c_void_p), ("block", C.c_int64), ("head", C.c_int64),
+                ("token", C.c_int64), ("elem", C.c_int64)]
+
+
+class Pool(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("device", C.c_int32), ("block_count", C.c_uint32),
+                ("place_count", C.c_uint32), ("places", C.POINTER(Place))]
+
+
+class Key(C.Structure):
+    _fields_ = [("hash", C.c_uint8 * 32), ("hash_len", C.c_uint8), ("reserved", C.c_uint8),
+                ("group", C.c_uint16), ("shard", C.c_uint32)]
+
+
+class Identity(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t)] + [(name, C.c_char_p) for name in (
+        "engine", "key_scheme", "model", "revision", "adapter", "layout", "rope", "rotation",
+        "extra")] + [("salt", C.c_void_p), ("salt_len", C.c_size_t), ("tp_size", C.c_uint32),
+                     ("pp_size", C.c_uint32), ("pp_rank", C.c_uint32)]
+
+
+class StoreOpts(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("parent", C.POINTER(Key)), ("first_pos", C.c_uint32),
+                ("level", C.c_int), ("exact", C.c_int), ("cool", C.c_int), ("write", C.c_int),
+                ("wait", C.c_int), ("wait_for", C.c_void_p)]
+
+
+class LoadOpts(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("deadline_ns", C.c_int64), ("min_level", C.c_int),
+                ("wait", C.c_int), ("wait_for", C.c_void_p)]
+
+
+class Report(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("blocks_ok", C.c_size_t),
+                ("blocks_run_ok", C.c_size_t), ("blocks_dram", C.c_size_t),
+                ("blocks_disk", C.c_size_t), ("bytes_moved", C.c_uint64),
+                ("elapsed_ns", C.c_int64)]
+
+
+class Kvtier:
+    """The few calls of kvtier/cache.h that are needed."""
+
+    def __init__(self, library, dram, disk, level, ctas):
+        self.lib = C.CDLL(library)
+        self.lib.kvt_strerror.restype = C.c_char_p
+        self.lib.kvt_lookup.restype = C.c_long
+        self.lib.kvt_key_chain.restype = C.c_long
+        self.lib.kvt_key_chain.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_uint32,
+                                           C.c_void_p, C.c_size_t, C.c_uint16, C.c_uint32,
+                                           C.c_void_p, C.c_size_t]
+        self.lib.kvt_lookup.argtypes = [C.c_void_p, C.c_void_p, C.c_size_t, C.c_void_p, C.c_void_p]
+        self.lib.kvt_req_wait.argtypes = [C.c_void_p, C.c_int64]
+        for name in ("kvt_req_free", "kvt_close", "kvt_ns_close", "kvt_pool_unregister",
+                     "kvt_config_free"):
+            getattr(self.lib, name).argtypes = [C.c_void_p]
+            getattr(self.lib, name).restype = None
+        config, self.cache, error = C.c_void_p(), C.c_void_p(), C.create_string_buffer(512)
+        self.check(self.lib.kvt_config_new(C.byref(config)), "config")
+        for key, value in (("dram", dram), ("disk", disk), ("level", level), ("env", "no"),
+                           ("gpu_store_ctas", ctas), ("request_blocks_max", "65536")):
+            if value:
+                self.check(self.lib.kvt_config_set(config, key.encode(), str(value).encode()), key)
+        rc = self.lib.kvt_open(config, C.byref(self.cache), error, C.c_size_t(512))
+        if error.value:
+            print("kvtier:", error.value.decode(), file=sys.stderr)
+        self.check(rc, "open")
+        self.lib.kvt_config_free(config)
+        self.ns = self.pool = None
+
+    def check(self, rc, what):
+        if rc < 0:
+            raise RuntimeError(f"{what}: {self.lib.kvt_strerror(rc).decode()}")
+        return rc
+
+    def register(self, tensors, model):
+        """tensors: [(key, value)] of the layers, each [1, heads, tokens, dim] of bf16."""
+        parts, places = (Part * (2 * len(tensors)))(), (Place * (2 * len(tensors)))()
+        for layer, pair in enumerate(tensors):
+            for which, tensor in enumerate(pair):
+                _, heads, tokens, dim = tensor.shape
+                i, size = 2 * layer + which, tensor.element_size()
+                parts[i] = Part(KVT_PART_V if which else KVT_PART_K, KVT_DTYPE_BF16, 0, layer,
+                                heads, dim)
+                _, head, token, elem = (size * stride for stride in tensor.stride())
+                places[i] = Place(tensor.data_ptr(), BLOCK * token, head, token, elem)
+        layout = Layout(C.sizeof(Layout), BLOCK, len(parts), parts, 0, None)
+        desc = Pool(C.sizeof(Pool), tensors[0][0].device.index or 0, tokens // BLOCK, len(places),
+                    places)
+        identity = Identity()
+        self.lib.kvt_identity_init(C.byref(identity))
+        identity.engine, identity.model = b"transformers", model.encode()
+        identity.key_scheme = b"kvt-sha256-v1"
+        self.ns, self.pool = C.c_void_p(), C.c_void_p()
+        self.check(self.lib.kvt_ns_open(self.cache, C.byref(identity), C.byref(layout),
+                                        C.byref(self.ns)), "namespace")
+        self.check(self.lib.kvt_pool_register(self.cache, C.byref(layout), C.byref(desc),
+                                              C.byref(self.pool)), "pool")
+
+    def keys(self, tokens):
+        root, n = (C.c_uint8 * 32)(), len(tokens) // BLOCK
+        ids, keys = (C.c_uint32 * len(tokens))(*tokens), (Key * n)()
+        self.check(self.lib.kvt_key_root(None, C.c_size_t(0), root), "root")
+        self.check(self.lib.kvt_key_chain(root, ids, len(tokens), BLOCK, None, 0, 0, 0, keys, n),
+                   "keys")
+        return keys
+
+    def finish(self, req, what, want):
+        self.lib.kvt_req_wait(req, -1)
+        report = Report(C.sizeof(Report))
+        self.check(self.lib.kvt_req_report(req, C.byref(report)), what)
+        self.lib.kvt_req_free(req)
+        if report.blocks_ok != want:
+            raise RuntimeError(f"{what}: {report.blocks_ok} of {want} blocks")
+        return report
+
+    def _call(self, fn, keys, opts, what):
+        n, req = len(keys), C.c_void_p()
+        pages = (C.c_uint32 * n)(*range(n))
+        self.check(fn(self.ns, self.pool, keys, pages, C.c_size_t(n), C.byref(opts),
+                      C.byref(req)), what)
+        return self.finish(req, what, n)
+
+    def store(self, keys, stream):
+        opts = StoreOpts(C.sizeof(StoreOpts))
+        opts.wait, opts.wait_for = WAIT_FOR_STREAM, stream
+        return self._call(self.lib.kvt_store, keys, opts, "store")
+
+    def load(self, keys, stream):
+        opts = LoadOpts(C.sizeof(LoadOpts))
+        opts.wait, opts.wait_for = WAIT_FOR_STREAM, stream
+        return self._call(self.lib.kvt_load, keys, opts, "load")
+
+    def hits(self, keys):
+        return self.check(self.lib.kvt_lookup(self.ns, keys, len(keys), None, None), "lookup")
+
+    def stat(self, name):
+        value = C.c_uint64()
+        self.check(self.lib.kvt_stats_get(self.cache, name.encode(), C.byref(value)), name)
+        return value.value
+
+    def wait_pinned(self, seconds=120):
+        before, until = -1, time.monotonic() + seconds
+        while time.monotonic() < until:
+            now = self.stat("dram.pinned_bytes")
+            if now > 0 and now == before:
+                return
+            before = now
+            time.sleep(2.0)
+
+    def flush(self):
+        self.check(self.lib.kvt_flush(self.cache), "flush")
+
+    def close(self):
+        self.lib.kvt_pool_unregister(self.pool)
+        self.lib.kvt_ns_close(self.ns)
+        self.lib.kvt_close(self.cache)
+
+
+def build_model(args, torch):
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(1)
+    if args.model:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
+        return model.to("cuda").eval(), os.path.basename(os.path.normpath(args.model))
+    config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=args.layers,
+                         num_attention_heads=32, num_key_value_heads=8, vocab_size=32000,
+                         max_position_embeddings=262144, rope_theta=500000.0)
+    config._attn_implementation = "sdpa"
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("cuda"):
+        model = LlamaForCausalLM(config).eval()
+    torch.set_default_dtype(torch.float32)
+    return model, f"llama-8b-geometry-{args.layers}-layers-random"
+
+
+class Engine:
+    """Prefill in chunks and greedy decoding over one StaticCache."""
+
+    def __init__(self, model, torch, room):
+        from transformers import StaticCache
+        self.model, self.torch = model, torch
+        self.cache = StaticCache(config=model.config, max_cache_len=room)
+        with torch.inference_mode():  # its tensors are made by the first use
+            self.run([1], 0)
+        self.tensors = [(layer.keys, layer.values) for layer in self.cache.layers]
+        self.wipe()
+
+    def wipe(self):
+        for pair in self.tensors:
+            for tensor in pair:
+                tensor.zero_()
+
+    def run(self, tokens, at):
+        torch = self.torch
+        ids = torch.tensor([tokens], device="cuda")
+        where = torch.arange(at, at + len(tokens), device="cuda")
+        for layer in self.cache.layers:  # versions that count by themselves
+            if hasattr(layer, "cumulative_length") and not isinstance(
+                    layer.cumulative_length, int):
+                layer.cumulative_length.fill_(at)
+            elif hasattr(layer, "cumulative_length"):
+                layer.cumulative_length = at
+        out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True,
+                         cache_position=where, position_ids=where[None], logits_to_keep=1)
+        return int(out.logits[0, -1].float().argmax())
+
+    def prefill(self, tokens, at, chunk):
+        token = None
+        for start in range(at, len(tokens), chunk):
+            token = self.run(tokens[start:start + chunk], start)
+        return token
+
+    def go_on(self, first, at, count):
+        tokens = [first]
+        while len(tokens) < count:
+            tokens.append(self.run([tokens[-1]], at + len(tokens) - 1))
+        return tokens
+
+
+def timed(torch, fn):
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    value = fn()
+    torch.cuda.synchronize()
+    return value, time.perf_counter() - start
+
+
+def prompt_of(args, vocabulary):
+    import random
+    numbers = random.Random(7)
+    return [numbers.randrange(3, min(vocabulary, 30000)) for _ in range(args.tokens)]
+
+
+def same(a, b):
+    for i, (x, y) in enumerate(zip(a, b)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+def restore(args, torch, engine, tier, prompt, keys):
+    """One turn on top of what is stored: lookup, load, the last tokens, and on. Times it."""
+    usable = (len(prompt) - 1) // BLOCK
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def first_token():
+        found = min(tier.hits(keys), usable)
+        wanted = (Key * found).from_buffer(keys)
+        report = tier.load(wanted, stream)
+        return engine.prefill(prompt, found * BLOCK, args.chunk), report
+
+    (token, report), seconds = timed(torch, first_token)
+    tokens = engine.go_on(token, len(prompt), args.generate)
+    return tokens, seconds, report
+
+
+def open_tier(args, engine, name):
+    disk = f"{args.dir}:{args.disk}" if args.dir else None
+    tier = Kvtier(args.library, args.dram, disk, args.level, args.store_ctas)
+    tier.register(engine.tensors, name)
+    return tier
+
+
+def second_process(args, torch, engine, name, prompt):
+    """After a restart: nothing in DRAM, everything on disk."""
+    tier = open_tier(args, engine, name)
+    tier.wait_pinned()
+    keys = tier.keys(prompt)
+    engine.prefill(prompt[:args.chunk], 0, args.chunk)  # kernels are loaded
+    engine.wipe()
+    tokens, seconds, report = restore(args, torch, engine, tier, prompt, keys)
+    engine.wipe()
+    again, warm, second = restore(args, torch, engine, tier, prompt, keys)
+    tier.close()
+    return {"tokens": tokens, "ttft_s": seconds, "load_s": report.elapsed_ns * 1e-9,
+            "blocks_disk": report.blocks_disk, "blocks_dram": report.blocks_dram,
+            "again": {"tokens": again, "ttft_s": warm, "blocks_dram": second.blocks_dram}}
+
+
+def first_process(args, torch, engine, name, prompt):
+    out = {"model": name, "tokens": len(prompt), "level": args.level, "chunk": args.chunk}
+    engine.prefill(prompt[:args.chunk], 0, args.chunk)
+    first, out["recompute_ttft_s"] = timed(torch, lambda: engine.prefill(prompt, 0, args.chunk))
+    tier = open_tier(args, engine, name)
+    tier.wait_pinned()
+    keys = tier.keys(prompt)
+    usable = (Key * ((len(prompt) - 1) // BLOCK)).from_buffer(keys)
+    report, out["store_s"] = timed(
+        torch, lambda: tier.store(usable, torch.cuda.current_stream().cuda_stream))
+    out["store_bytes"] = report.bytes_moved
+    # The run that is never interrupted goes on from the exact cache.
+    exact = engine.go_on(first, len(prompt), args.generate)
+    runs, tokens = [], None
+    for _ in range(args.reps):
+        engine.wipe()
+        tokens, seconds, report = restore(args, torch, engine, tier, prompt, keys)
+        runs.append(seconds)
+        out["dram_load_s"] = report.elapsed_ns * 1e-9
+        out["dram_blocks"] = report.blocks_dram
+    out["dram_ttft_s"] = sorted(runs)[len(runs) // 2]
+    out["speedup_dram"] = out["recompute_ttft_s"] / out["dram_ttft_s"]
+    out["same_tokens_dram"] = same(exact, tokens)
+    out["generated"] = len(exact)
+    out["gpu_failed_blocks"] = tier.stat("gpu.failed_blocks")
+    if args.dir:
+        _, out["flush_s"] = timed(torch, tier.flush)
+    tier.close()
+    return out, exact
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", default="libkvtier.so.0")
+    parser.add_argument("--model", help="directory of a model; else the 8B geometry, random weights")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=32768)
+    parser.add_argument("--generate", type=int, default=32)
+    parser.add_argument("--chunk", type=int, default=8192, help="tokens of one prefill step")
+    parser.add_argument("--reps", type=int, default=5)
+    parser.add_argument("--level", default="kv4")
+    parser.add_argument("--dram", default="12GiB")
+    parser.add_argument("--dir", help="of the disk tier; none: DRAM only")
+    parser.add_argument("--disk", default="16GiB")
+    parser.add_argument("--store-ctas", default="96")
+    parser.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    import torch
+    with torch.inference_mode():
+        model, name = build_model(args, torch)
+        prompt = prompt_of(args, model.config.vocab_size)
+        room = (len(prompt) + args.generate + 2 * BLOCK) // BLOCK * BLOCK
+        engine = Engine(model, torch, room)
+        if args.second:
+            print(json.dumps(second_process(args, torch, engine, name, prompt)))
+            return 0
+        out, exact = first_process(args, torch, engine, name, prompt)
+    if args.dir:
+        del engine, model
+        gc.collect()
+        torch.cuda.empty_cache()
+        text = subprocess.run([sys.executable, os.path.abspath(__file__)] + sys.argv[1:] +
+                              ["--second"], check=True, capture_output=True, text=True).stdout
+        after = json.loads(text.splitlines()[-1])
+        out["disk_ttft_s"], out["disk_load_s"] = after["ttft_s"], after["load_s"]
+        out["disk_blocks"] = after["blocks_disk"]
+        out["speedup_disk"] = out["recompute_ttft_s"] / out["disk_ttft_s"]
+        out["same_tokens_disk"] = same(exact, after["tokens"])
+        out["restart_dram_ttft_s"] = after["again"]["ttft_s"]
+    print(json.dumps(out))
+    return 0 if out["dram_blocks"] == (len(prompt) - 1) // BLOCK else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
