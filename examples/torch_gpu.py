@@ -318,10 +318,22 @@ def second_process(args, torch, engine, name, prompt):
             "again": {"tokens": again, "ttft_s": warm, "blocks_dram": second.blocks_dram}}
 
 
+def recompute_at_once(torch, model, prompt):
+    """The prompt in one step with the library's own growing cache: its fastest way."""
+    ids = torch.tensor([prompt], device="cuda")
+    model(input_ids=ids[:, :1024], use_cache=True, logits_to_keep=1)
+    _, seconds = timed(torch, lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1))
+    torch.cuda.empty_cache()
+    return seconds
+
+
 def first_process(args, torch, engine, name, prompt):
     out = {"model": name, "tokens": len(prompt), "level": args.level, "chunk": args.chunk}
     engine.prefill(prompt[:args.chunk], 0, args.chunk)
     first, out["recompute_ttft_s"] = timed(torch, lambda: engine.prefill(prompt, 0, args.chunk))
+    out["recompute_chunked_s"] = out["recompute_ttft_s"]
+    out["recompute_at_once_s"] = recompute_at_once(torch, engine.model, prompt)
+    out["recompute_ttft_s"] = min(out["recompute_chunked_s"], out["recompute_at_once_s"])
     tier = open_tier(args, engine, name)
     tier.wait_pinned()
     keys = tier.keys(prompt)
@@ -340,6 +352,9 @@ def first_process(args, torch, engine, name, prompt):
         out["dram_blocks"] = report.blocks_dram
     out["dram_ttft_s"] = sorted(runs)[len(runs) // 2]
     out["speedup_dram"] = out["recompute_ttft_s"] / out["dram_ttft_s"]
+    n = len(prompt)  # an engine's prefill of an 8B model on such a GPU, as measured elsewhere
+    out["vllm_model_ttft_s"] = 23e-6 * n + 0.43e-9 * n * n
+    out["speedup_dram_vllm_model"] = out["vllm_model_ttft_s"] / out["dram_ttft_s"]
     out["same_tokens_dram"] = same(exact, tokens)
     out["generated"] = len(exact)
     out["gpu_failed_blocks"] = tier.stat("gpu.failed_blocks")

@@ -325,8 +325,8 @@ int gpu_bench_gemm(struct gpu_bench *b)
     for (b->urgent = 0; b->urgent < 2; b->urgent++)
         for (size_t i = 0; i < KVT_ARRAY_LEN(ctas); i++)
             for (int evict = 0; evict < 2 && rc == 0 && !kvt_cli_interrupted(); evict++)
-                if (!b->quick || ctas[i] == 6 || ctas[i] == 16)
-                    rc = measure(b, &p, evict, ctas[i]);
+                if (b->ctas > 0 ? i == 0 : !b->quick || ctas[i] == 6 || ctas[i] == 16)
+                    rc = measure(b, &p, evict, b->ctas > 0 ? (uint32_t)b->ctas : ctas[i]);
     b->urgent = 0;
     products_close(b, &p);
     return gpu_bench_fail(b, rc, "matrix products");
