@@ -57,10 +57,10 @@ static int enter(const char *name, int needs_context)
     return fake_cuda.fail_result;
 }
 
-#define ENTER(needs_context)                                          \
-    int enter_lock __attribute__((cleanup(drop_lock))) = take_lock(); \
-    int enter_result = enter(__func__ + 5, needs_context);            \
-    if (enter_result != KVT_CU_OK)                                    \
+#define ENTER(needs_context)                                                  \
+    int enter_lock __attribute__((cleanup(drop_lock), unused)) = take_lock(); \
+    int enter_result = enter(__func__ + 5, needs_context);                    \
+    if (enter_result != KVT_CU_OK)                                            \
     return enter_result
 
 /* ---- streams and events ---- */
