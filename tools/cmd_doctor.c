@@ -19,7 +19,7 @@
 #include "client/settings.h"
 #include "commands.h"
 #include "doctor.h"
-#include "gpu/gpu.h"
+#include "gpu/gds.h"
 #include "io/io.h"
 #include "kvtier/kvtier.h"
 #include "root_check.h"
@@ -28,7 +28,7 @@
 #include "store_dir.h"
 
 #define PROBE_BYTES_DEFAULT (UINT64_C(64) << 20) /* half a second on a slow disk */
-#define DETAIL_MAX 512
+#define DETAIL_MAX 1024
 
 enum state { STATE_OK, STATE_OFF, STATE_WARN, STATE_FAIL };
 static const char *const state_name[] = {"ok", "off", "warn", "fail"};
@@ -163,8 +163,63 @@ static void check_io(struct doctor *doctor, const char *dir, uint64_t bytes)
     json_object_set_new(object, "read_gbps", json_real(io.read_gbps));
 }
 
+static json_t *paths_json(const struct kvt_cufile_paths *paths)
+{
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "n_total_reads", (json_int_t)paths->reads,
+                     "read_bytes", (json_int_t)paths->bytes, "n_p2p_reads", (json_int_t)paths->p2p,
+                     "n_nvfs_reads", (json_int_t)paths->nvfs, "n_posix_reads",
+                     (json_int_t)paths->posix);
+}
+
+/* GPUDirect Storage between dir's drive and the device: the verdict, and the counters that prove
+ * it. */
+static void check_gds(struct doctor *doctor, struct kvt_gpu *gpu, const char *dir, uint64_t bytes)
+{
+    struct kvt_gds_report r;
+    struct kvt_gds_opts opts = {.dir = dir, .bytes = bytes & ~(uint64_t)(KVT_GDS_READ_BYTES - 1)};
+    char parent[PATH_MAX], why[KVT_ROOT_WHY_MAX], proof[160] = "no counters", speed[128] = "";
+
+    if (!gpu || !dir) {
+        check(doctor, "gds", STATE_OFF, "not looked at: %s",
+              gpu ? "--dir DIR probes the drive of a directory" : "there is no GPU");
+        return;
+    }
+    if (kvt_root_check(dir, why) == 1 && !kvt_root_parent(dir, parent, sizeof(parent)))
+        opts.dir = parent;
+    int rc = kvt_gds_probe(gpu, &opts, &r);
+    if (rc) {
+        check(doctor, "gds", STATE_OFF, "cannot be probed: %s", r.reason);
+        return;
+    }
+    if (r.has_proof)
+        snprintf(proof, sizeof(proof),
+                 "one read of 1 MiB moved p2p %llu->%llu, nvfs %llu->%llu, posix %llu->%llu",
+                 (unsigned long long)r.before.p2p, (unsigned long long)r.after.p2p,
+                 (unsigned long long)r.before.nvfs, (unsigned long long)r.after.nvfs,
+                 (unsigned long long)r.before.posix, (unsigned long long)r.after.posix);
+    if (r.read_gbps > 0)
+        snprintf(speed, sizeof(speed), "; %.2f GB/s, by O_DIRECT and a copy %.2f GB/s", r.read_gbps,
+                 r.ordinary_gbps);
+    json_t *object =
+        check(doctor, "gds", r.verdict == KVT_GDS_ABSENT ? STATE_OFF : STATE_OK,
+              "%s: %s (%s%s); loads go through DRAM%s%s", kvt_gds_name(r.verdict), r.reason, proof,
+              speed, r.remedy[0] ? "; for a direct path: " : "", r.remedy);
+    json_object_set_new(object, "verdict", json_string(kvt_gds_name(r.verdict)));
+    json_object_set_new(object, "reason", json_string(r.reason));
+    json_object_set_new(object, "remedy", json_string(r.remedy));
+    json_object_set_new(object, "cufile_version", json_integer(r.version));
+    if (r.has_proof) {
+        json_object_set_new(object, "before", paths_json(&r.before));
+        json_object_set_new(object, "after", paths_json(&r.after));
+    }
+    if (r.read_gbps > 0) {
+        json_object_set_new(object, "read_gbps", json_real(r.read_gbps));
+        json_object_set_new(object, "ordinary_gbps", json_real(r.ordinary_gbps));
+    }
+}
+
 /* The device that a pool in GPU memory would use, or why there is none. */
-static void check_gpu(struct doctor *doctor)
+static void check_gpu(struct doctor *doctor, const char *dir, uint64_t bytes)
 {
     struct kvt_gpu *gpu = NULL;
     struct kvt_gpu_info info;
@@ -174,6 +229,7 @@ static void check_gpu(struct doctor *doctor)
     if (rc) {
         check(doctor, "gpu", STATE_OFF, "%s; pools in host memory work without one",
               reason[0] ? reason : kvt_strerror(rc));
+        check_gds(doctor, NULL, dir, bytes);
         return;
     }
     kvt_gpu_info(gpu, &info);
@@ -184,6 +240,7 @@ static void check_gpu(struct doctor *doctor)
                            info.driver_version / 1000, info.driver_version % 1000 / 10);
     json_object_set_new(object, "device", json_string(info.name));
     json_object_set_new(object, "capability", json_integer(info.capability));
+    check_gds(doctor, gpu, dir, bytes);
     kvt_gpu_close(gpu);
 }
 
@@ -255,7 +312,7 @@ static void check_options(struct doctor *doctor, const struct kvt_config *config
     }
 }
 
-static void check_rest(struct doctor *doctor)
+static void check_rest(struct doctor *doctor, const char *dir, uint64_t probe_bytes)
 {
     char why[160];
     int rc = kvt_io_uring_probe(why, sizeof(why));
@@ -263,7 +320,7 @@ static void check_rest(struct doctor *doctor)
     check(doctor, "io_uring", rc ? STATE_OFF : STATE_OK, "%s%s", why,
           rc ? ": disks are read and written by threads (posix)"
              : ": used where it is faster than threads, measured at open");
-    check_gpu(doctor);
+    check_gpu(doctor, dir, probe_bytes);
 #ifdef KVT_HAVE_LLAMA
     check(doctor, "llama.cpp", STATE_OK, "adapter built in");
 #else
@@ -313,7 +370,7 @@ int kvt_cmd_doctor(int argc, char **argv)
     check_io(&doctor, dir, probe_bytes & ~UINT64_C(4095));
     check_store(&doctor, dir);
     check_options(&doctor, config);
-    check_rest(&doctor);
+    check_rest(&doctor, dir, probe_bytes);
     if (doctor.json)
         rc = kvt_cli_json(json_pack("{s:s, s:b, s:O, s:o}", "version", kvt_version(), "ok",
                                     !doctor.failed, "checks", doctor.checks, "config",
