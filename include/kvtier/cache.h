@@ -192,6 +192,64 @@ struct kvt_load_opts {
 int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *keys,
              const uint32_t *ids, size_t n, const struct kvt_load_opts *opts, struct kvt_req **out);
 
+/* ---- does it pay? -------------------------------------------------------------------------------
+ * What a namespace has seen of the engine's prefill, and the cache of its tiers, weighed against
+ * each other. Option "plan" (docs/config.md): on; deterministic: by the start values alone, so that
+ * equal questions get equal answers; off: everything is loaded. docs/plan.md has the models. */
+
+/* What the engine can do with blocks that are not at the front of the prompt. */
+enum kvt_plan_cut {
+    KVT_PLAN_CUT_NONE = 0,   /* nothing: blocks are loaded from the front on */
+    KVT_PLAN_CUT_SERIAL = 1, /* compute [0, s), load [s, N), one after the other */
+    KVT_PLAN_CUT_OVERLAP = 2 /* both at a time */
+};
+
+enum kvt_plan_reason {
+    KVT_PLAN_NO_BLOCKS = 0, /* nothing that could be loaded */
+    KVT_PLAN_LOAD = 1,      /* loading all is the fastest */
+    KVT_PLAN_RECOMPUTE = 2, /* computing all is */
+    KVT_PLAN_CUT = 3,       /* computing what is before `first`, and loading the rest, is */
+    KVT_PLAN_PREFIX = 4,    /* loading the first ones is: the others are on a slower tier */
+    KVT_PLAN_PROBE = 5,     /* some blocks are loaded to see whether a slow tier has recovered */
+    KVT_PLAN_OFF = 6        /* not weighed: plan=off */
+};
+
+struct kvt_plan_query {
+    size_t struct_size;
+    const enum kvt_tier *tiers; /* of n blocks, as kvt_lookup() gave them; those up to the first
+                                   that cannot be loaded count. Borrowed until return. */
+    size_t n;
+    uint64_t first_tokens;  /* the engine has them: before the first block */
+    uint64_t prompt_tokens; /* of the whole prompt; 0: it ends with block n - 1 */
+    double gpu_busy;        /* 0 idle .. 1 requests wait for the GPU: how much GPU time counts */
+    uint16_t group;         /* of the blocks */
+    uint16_t cut;           /* enum kvt_plan_cut */
+    uint32_t reserved;      /* 0 */
+};
+
+struct kvt_plan {
+    size_t struct_size;
+    size_t first, count; /* blocks to load; what is before and behind is computed */
+    int reason;          /* enum kvt_plan_reason */
+    int unsure;          /* 1: what was measured contradicts itself: all or nothing, no cut */
+    double ttft_s;       /* expected seconds to the first token; of that, */
+    double load_s, gpu_s;
+    double recompute_s, load_all_s; /* expected if nothing, or everything, were loaded */
+};
+
+/* Decide what of a prompt to load. Both structs' struct_size are set by the caller.
+ * Thread: any. Blocks, allocates: never. 0; KVT_E_VERSION; KVT_E_INVAL a query that makes no sense
+ * (NaN, a prompt shorter than its blocks, an unknown group): *plan then says to load nothing;
+ * KVT_E_LIMIT more than 2^30 tokens; KVT_E_CLOSED. */
+int kvt_plan(struct kvt_ns *ns, const struct kvt_plan_query *query, struct kvt_plan *plan);
+
+/* Tell what a prefill took: `new_tokens` computed behind `cached_tokens` in `seconds` of the GPU.
+ * Chunks may be told one by one. Thread: any. Blocks, allocates: never. 0; KVT_E_INVAL no
+ * observation (no tokens, seconds not above 0, not finite or above a day): counted, and nothing
+ * changes; KVT_E_CLOSED. */
+int kvt_observe_prefill(struct kvt_ns *ns, uint64_t new_tokens, uint64_t cached_tokens,
+                        double seconds);
+
 /* Bring blocks from disk into DRAM. Fire and forget: nothing to wait for. Returns blocks queued. */
 long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                   const struct kvt_load_opts *opts);

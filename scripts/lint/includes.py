@@ -13,9 +13,10 @@ ALLOWED = {
     "src/format": {"base", "format"},
     "src/codec": {"base", "codec"},
     "src/io": {"base", "io"},
-    "src/store": {"base", "format", "io", "store"},
-    "src/client": {"base", "format", "codec", "client", "store/owner.h", "io/io.h",
-                   "gpu/gpu.h"},
+    "src/plan": {"base", "plan"},
+    "src/store": {"base", "format", "io", "plan", "store"},
+    "src/client": {"base", "format", "codec", "plan", "client", "store/owner.h",
+                   "io/io.h", "gpu/gpu.h"},
     "src/gpu": {"base", "format", "codec", "gpu"},
     "src/adapters": {"adapters"},
 }

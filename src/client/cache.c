@@ -244,6 +244,7 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
     cache->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (cache->event_fd < 0 || cache->wake_fd < 0)
         return -errno;
+    kvt_planning_init(cache);
     rc = kvt_requests_init(cache);
     if (rc == 0)
         rc = kvt_arena_map(cache, error, error_len);

@@ -27,6 +27,7 @@
 #include "format/record.h"
 #include "io/io.h"
 #include "kvtier/cache.h"
+#include "plan/decide.h"
 #include "store/owner.h"
 
 #define KVT_NONE UINT32_MAX
@@ -108,6 +109,8 @@ struct kvt_req {
     void *gpu_event;       /* of the engine: pages are ready after it */
     int64_t deadline_ns;   /* absolute; INT64_MAX none */
     int64_t start_ns, elapsed_ns;
+    uint64_t queued_bytes; /* load: of loads under way when it came, as expected */
+    uint32_t guess_bytes;  /* load: of each record, as expected */
     struct kvt_req_report report;
     pthread_cond_t cond;       /* completion */
     TAILQ_ENTRY(kvt_req) list; /* free list, or active list */
@@ -174,7 +177,8 @@ struct kvt_choice {
 
 struct kvt_ns_group {
     struct kvt_choice choice;
-    uint32_t handle; /* the store's, of this group */
+    uint32_t handle;    /* the store's, of this group */
+    double record_mean; /* bytes of the records loaded lately; 0: none yet */
     /* The newest; released by whoever replaces it, acquired by whoever looks for a map. */
     _Atomic(struct kvt_map_set *) maps;
 };
@@ -184,6 +188,7 @@ struct kvt_ns {
     const struct kvt_shape *shape;
     uint8_t id[KVT_NS_BYTES];
     uint32_t refs; /* active requests and calls */
+    struct kvt_prefill prefill;
     TAILQ_ENTRY(kvt_ns) list;
     struct kvt_ns_group groups[]; /* as in the shape */
 };
@@ -217,6 +222,13 @@ struct kvt_root_state {
     char backend_why[256]; /* why this one */
     char why[256];         /* why direct or buffered */
     int direct;
+};
+
+/* What kvt_plan() knows of the tiers (planning.c). */
+struct kvt_planning {
+    struct kvt_tier_model tiers[KVT_PLAN_TIERS];
+    double share[KVT_PLAN_TIERS]; /* of the bytes loaded lately */
+    uint64_t queued_bytes;        /* of loads under way, as expected */
 };
 
 struct kvt_cache {
@@ -283,6 +295,7 @@ struct kvt_cache {
     uint32_t credit_used[KVT_C_CLASSES];
     uint32_t cancels_wanted;
 
+    struct kvt_planning planning;
     struct kvt_shape *shapes;
     TAILQ_HEAD(, kvt_ns) namespaces;
     TAILQ_HEAD(, kvt_pool) pools;
@@ -338,6 +351,14 @@ void kvt_engine_complete(struct kvt_cache *cache, struct kvt_req *req);
 void kvt_engine_end_unasked(struct kvt_cache *cache, struct kvt_req *req, int32_t status);
 void kvt_engine_reply(struct kvt_cache *cache, const struct kvt_msg *msg);
 void kvt_engine_fail_all(struct kvt_cache *cache);
+
+/* planning.c: lock held. */
+void kvt_planning_init(struct kvt_cache *cache);
+void kvt_planning_ns(struct kvt_ns *ns);
+/* A load was accepted; a block of it has ended; all have. */
+void kvt_planning_submit(struct kvt_cache *cache, struct kvt_req *req);
+void kvt_planning_block(struct kvt_cache *cache, const struct kvt_req *req);
+void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req);
 
 /* pump.c: send what can be sent. Lock held. */
 void kvt_pump(struct kvt_cache *cache);

@@ -57,6 +57,17 @@
     X(nonfinite, "store.nonfinite", "blocks stored raw: NaN, Inf or an overflowing scale")         \
     X(reorigin, "store.reorigin", "pages of lossy origin stored again, at kv8")                    \
     X(reorigin_dropped, "store.reorigin_dropped", "pages of lossy origin that kv8 cannot hold")    \
+    X(plan_load, "plan.load", "plans to load all blocks that are there")                           \
+    X(plan_recompute, "plan.recompute", "plans to load nothing: computing is faster")              \
+    X(plan_cut, "plan.cut", "plans to compute the front and load the rest")                        \
+    X(plan_prefix, "plan.prefix", "plans to load the front alone: the rest is on a slower tier")   \
+    X(plan_probe, "plan.probe", "plans to load a little, to see whether a tier has recovered")     \
+    X(plan_no_blocks, "plan.no_blocks", "plans of prompts without any block")                      \
+    X(plan_off, "plan.off", "plans not weighed: plan=off")                                         \
+    X(plan_unsure, "plan.unsure", "plans by measurements that contradict each other")              \
+    X(plan_refused, "plan.refused", "plans asked for with numbers that make no sense")             \
+    X(prefills, "plan.prefills", "prefills told by kvt_observe_prefill()")                         \
+    X(prefills_refused, "plan.prefills_refused", "of them, refused: no observation")               \
     X(refused_again, "client.refused_busy", "requests refused: no request or block entry left")    \
     X(refused_bad, "client.refused_invalid", "requests refused: bad arguments or shapes")          \
     X(freed_twice, "client.freed_twice", "requests given to kvt_req_free() once too often")        \

@@ -13,6 +13,8 @@
 #include "kvtier/codec.h"
 #include "kvtier/version.h"
 
+/* Namespaces whose prefill is shown; those opened first. */
+#define NS_MAX 8u
 #define ROOT_VALUES (sizeof(struct kvt_store_root_state) / sizeof(uint64_t))
 
 struct snapshot {
@@ -23,6 +25,13 @@ struct snapshot {
     struct kvt_client_counters client;
     uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes, arena_pinned;
     char gpu_state[256];
+    struct kvt_planning planning;
+    uint32_t ns_count;
+    struct ns_prefill {
+        uint8_t id[KVT_NS_BYTES];
+        struct kvt_fit_line line;
+        uint64_t taken;
+    } prefill[NS_MAX];
 };
 
 static_assert(sizeof(struct kvt_store_stats) == KVT_STORE_STAT_COUNT * sizeof(uint64_t),
@@ -48,6 +57,17 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     snapshot->threads = cache->worker_count;
     snapshot->arena_bytes = cache->arena_bytes;
     snapshot->arena_pinned = kvt_pin_bytes(&cache->pin);
+    snapshot->planning = cache->planning;
+    const struct kvt_ns *ns;
+    TAILQ_FOREACH(ns, &cache->namespaces, list)
+    {
+        if (snapshot->ns_count == NS_MAX)
+            break;
+        struct ns_prefill *prefill = &snapshot->prefill[snapshot->ns_count++];
+        memcpy(prefill->id, ns->id, sizeof(prefill->id));
+        prefill->line = ns->prefill.line;
+        prefill->taken = ns->prefill.taken;
+    }
     memcpy(snapshot->gpu_state, cache->gpu_state, sizeof(snapshot->gpu_state));
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
@@ -132,6 +152,41 @@ static void root_texts(const struct kvt_cache *cache, struct snapshot *snapshot,
     }
 }
 
+static uint64_t rounded(double value)
+{
+    return value > 0 && value < 1e18 ? (uint64_t)(value + 0.5) : 0;
+}
+
+/* What kvt_plan() goes by: loads of 32 MiB for the tiers, prompts for the namespaces. */
+static void plan_numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
+{
+    static const char *const names[KVT_PLAN_TIERS] = {
+        [KVT_TIER_DRAM] = "dram", [KVT_TIER_DISK] = "disk"};
+    char name[64];
+    for (uint32_t tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
+        const struct kvt_tier_model *model = &snapshot->planning.tiers[tier];
+        const struct kvt_fit_line *line = &model->line[kvt_tier_class(0x1p25)];
+        (void)snprintf(name, sizeof(name), "plan.%s_bytes_per_s", names[tier]);
+        fn(arg, name, rounded(line->q > 0 ? 1 / line->q : 0), NULL, "expected rate of large loads");
+        (void)snprintf(name, sizeof(name), "plan.%s_latency_us", names[tier]);
+        fn(arg, name, rounded(line->p * 1e6), NULL, "expected wait before the first byte");
+        (void)snprintf(name, sizeof(name), "plan.%s_loads", names[tier]);
+        fn(arg, name, model->taken, NULL, "loads that this was learnt from");
+    }
+    for (uint32_t i = 0; i < snapshot->ns_count; i++) {
+        const struct ns_prefill *prefill = &snapshot->prefill[i];
+        char id[9];
+        for (uint32_t j = 0; j < 4; j++)
+            (void)snprintf(id + 2 * j, 3, "%02x", prefill->id[j]);
+        (void)snprintf(name, sizeof(name), "plan.ns.%s.ns_per_token", id);
+        fn(arg, name, rounded(prefill->line.p * 1e9), NULL, "prefill: what each token takes");
+        (void)snprintf(name, sizeof(name), "plan.ns.%s.fs_per_token2", id);
+        fn(arg, name, rounded(prefill->line.q * 1e15), NULL, "prefill: what attention adds");
+        (void)snprintf(name, sizeof(name), "plan.ns.%s.prefills", id);
+        fn(arg, name, prefill->taken, NULL, "prefills that this was learnt from");
+    }
+}
+
 struct config_arg {
     kvt_stats_fn fn;
     void *arg;
@@ -171,6 +226,7 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
     fn(arg, "gpu.state", 0, snapshot.gpu_state,
        "the GPU of the last pool in GPU memory, or why not");
     root_texts(cache, &snapshot, fn, arg);
+    plan_numbers(&snapshot, fn, arg);
     struct config_arg to = {fn, arg};
     kvt_config_each(cache->config, config_text, &to);
     return 0;

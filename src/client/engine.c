@@ -82,6 +82,7 @@ static void account(struct kvt_cache *cache, struct kvt_req *req, const struct k
 {
     if (req->kind == KVT_REQ_LOAD) {
         count_load(cache, status);
+        kvt_planning_block(cache, req);
         if (status != 0)
             return;
         req->report.blocks_ok++;
@@ -113,6 +114,8 @@ void kvt_engine_complete(struct kvt_cache *cache, struct kvt_req *req)
     req->report.blocks_run_ok = run;
     req->elapsed_ns = kvt_clock_now(&cache->clock) - req->start_ns;
     req->report.elapsed_ns = req->elapsed_ns;
+    if (req->kind == KVT_REQ_LOAD)
+        kvt_planning_complete(cache, req);
     if (req->asking)
         TAILQ_REMOVE(&cache->asking[req->kind], req, asklist);
     req->asking = false;

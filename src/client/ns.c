@@ -115,6 +115,7 @@ static int ns_register(struct kvt_cache *cache, const struct kvt_layout *layout,
         ns->cache = cache;
         ns->shape = shape;
         memcpy(ns->id, msg->id, sizeof(ns->id));
+        kvt_planning_ns(ns);
         rc = maps_make(ns);
     }
     if (rc == 0)

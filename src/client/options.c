@@ -70,6 +70,16 @@ static const struct kvt_option options[] = {
      "cold records read back and verified when nobody asks for anything, bytes a second; off"},
     {"load_deadline", T_DEADLINE, AT(load_deadline), "none", "none", 0, INT64_MAX,
      "time that a load may take unless it says otherwise; none: as long as it takes"},
+    {"plan", T_PLAN, AT(plan), "on", NULL, 0, 0,
+     "kvt_plan(): on (by what was measured), deterministic (by the start values), off (load all)"},
+    {"plan_lambda", T_COUNT, AT(plan_lambda), "100", NULL, 0, 10000,
+     "per cent: seconds of waiting that a second of a busy GPU is worth to kvt_plan()"},
+    {"plan_prefill", T_COUNT, AT(plan_prefill), "10000", NULL, 1, 100000000,
+     "start value of kvt_plan(): tokens a second that the engine computes of short prompts"},
+    {"plan_disk", T_SIZE, AT(plan_disk), "2GiB", NULL, 1024 * KIB, 64 * TIB,
+     "start value of kvt_plan(): record bytes a second that loads from disk reach"},
+    {"plan_dram", T_SIZE, AT(plan_dram), "8GiB", NULL, 1024 * KIB, 64 * TIB,
+     "start value of kvt_plan(): record bytes a second that loads from DRAM reach"},
     {"requests_max", T_COUNT, AT(requests_max), "256", NULL, 1, 65536,
      "requests that exist at a time; more are refused with -EAGAIN"},
     {"request_blocks_max", T_COUNT, AT(request_blocks_max), "32768", NULL, 16, 4194304,
@@ -366,6 +376,22 @@ static int add_disk(struct kvt_config *config, const char *value)
     return 0;
 }
 
+static const char *const plan_words[] = {[KVT_PLAN_SET_OFF] = "off",
+                                         [KVT_PLAN_SET_ON] = "on",
+                                         [KVT_PLAN_SET_DETERMINISTIC] = "deterministic"};
+
+static int set_plan(struct kvt_config *config, const char *value, int *field)
+{
+    for (size_t i = 0; i < KVT_ARRAY_LEN(plan_words); i++) {
+        if (strcmp(value, plan_words[i]) == 0) {
+            *field = (int)i;
+            return 0;
+        }
+    }
+    return refuse_choice(config, "plan", value, plan_words, KVT_ARRAY_LEN(plan_words),
+                         "on, deterministic, off");
+}
+
 int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, const char *value)
 {
     void *field = (char *)&config->settings + option->offset;
@@ -390,6 +416,8 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return set_io(config, value, field);
     case T_PIN:
         return set_pin(config, value, field);
+    case T_PLAN:
+        return set_plan(config, value, field);
     case T_LAYERS:
         return kvt_layers_set(config, value);
     case T_DISK:
@@ -438,6 +466,8 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
                                                          : "required";
     case T_WRITE:
         return write_words[*(const int *)field - KVT_WRITE_THROUGH];
+    case T_PLAN:
+        return plan_words[*(const int *)field];
     case T_LAYERS:
         return kvt_layers_text(settings, buffer, len);
     case T_DISK:

@@ -19,6 +19,7 @@ enum kvt_option_type {
     T_WRITE,
     T_IO,
     T_PIN,
+    T_PLAN,
     T_LAYERS,
     T_DEADLINE,
     T_DISK

@@ -117,10 +117,12 @@ static void req_submit(struct kvt_req *req)
     struct kvt_cache *cache = req->cache;
     pthread_mutex_lock(&cache->lock);
     cache->callers--;
-    if (req->kind == KVT_REQ_LOAD)
+    if (req->kind == KVT_REQ_LOAD) {
         cache->counters.load_requests++;
-    else
+        kvt_planning_submit(cache, req);
+    } else {
         cache->counters.store_requests++;
+    }
     req->state = KVT_R_ACTIVE;
     TAILQ_INSERT_TAIL(&cache->active, req, list);
     cache->active_count++;

@@ -13,6 +13,8 @@
 #define KVT_LAYER_LAST UINT32_MAX /* the layout's highest layer */
 #define KVT_AUTO UINT64_MAX       /* a size or count that kvt_settings_resolve() fills in */
 
+enum kvt_plan_setting { KVT_PLAN_SET_OFF = 0, KVT_PLAN_SET_ON, KVT_PLAN_SET_DETERMINISTIC };
+
 enum kvt_pin_setting { KVT_PIN_SET_OFF = 0, KVT_PIN_SET_AUTO, KVT_PIN_SET_REQUIRED };
 
 struct kvt_pin_ops;
@@ -32,14 +34,19 @@ struct kvt_settings {
     uint64_t requests_max;
     uint64_t request_blocks_max;
     uint64_t gpu_ctas, gpu_store_ctas;
-    uint64_t gpu_wave; /* bytes of one launch */
-    int gpu_urgent; /* kernels go before the engine's */
+    uint64_t gpu_wave;      /* bytes of one launch */
+    int gpu_urgent;         /* kernels go before the engine's */
     uint64_t fds_max;       /* descriptors of a cache */
     uint64_t scrub;         /* bytes a second; KVT_AUTO: off */
     uint64_t gpu_pace;      /* record bytes a second; KVT_AUTO: as fast as it goes */
     uint64_t numa_node;     /* KVT_AUTO: wherever */
     int huge_pages;         /* -1 auto, 0 off, 1 required */
     uint64_t load_deadline; /* ns; KVT_AUTO: none */
+    uint64_t plan_lambda;   /* per cent */
+    uint64_t plan_prefill;  /* tokens a second, of short prompts */
+    uint64_t plan_disk;     /* bytes a second */
+    uint64_t plan_dram;     /* bytes a second */
+    int plan;               /* enum kvt_plan_setting */
     int level;              /* enum kvt_level */
     int direct;             /* -1 auto, 0 off, 1 required */
     int pin;                /* enum kvt_pin_setting */

@@ -1,0 +1,61 @@
+/* Load, recompute, or both: the plan for one prompt, from the models and where its blocks are.
+ *
+ * A plan is a range of blocks to load; what is before and behind it is computed. Candidates: all,
+ * nothing, the blocks up to where a slower tier begins, and, where the engine can, a cut: compute
+ * [0, s), load [s, N). Costs grow faster and faster with the length computed, and in proportion
+ * with the length loaded, so within a run of blocks the cost of a cut is convex and its best place
+ * is found by bisection.
+ *
+ *   time to first token:  C(s) then L, or a bit more than the longer of both where they overlap,
+ *                         then the rest
+ *   objective:            time to first token + lambda x GPU seconds
+ *
+ * Ties are not loaded, and a cut must gain 2 %. Tiers are taken to bring their bytes one after the
+ * other: a plan never promises more than each of them was measured to do alone. Threads: the
+ * owner's of the models. Allocates: never. Microseconds.
+ */
+#ifndef KVT_PLAN_DECIDE_H
+#define KVT_PLAN_DECIDE_H
+
+#include <stddef.h>
+
+#include "kvtier/cache.h"
+#include "plan/prefill.h"
+#include "plan/tier_model.h"
+
+#define KVT_PLAN_TIERS 4u /* indices are enum kvt_tier; MISS has no model */
+#define KVT_PLAN_RUNS 4u  /* blocks beyond are one run of mixed tiers */
+
+/* Blocks of one tier, or, in the last of very many runs, a mixture. */
+struct kvt_plan_run {
+    uint32_t blocks;
+    uint32_t by_tier[KVT_PLAN_TIERS];
+};
+
+struct kvt_decide {
+    struct kvt_plan_run runs[KVT_PLAN_RUNS];
+    uint32_t run_count;
+    uint32_t block_tokens;
+    uint64_t first_tokens;         /* the engine has them: before the first block */
+    uint64_t prompt_tokens;        /* 0: the prompt ends with the last block */
+    double block_bytes;            /* of a record */
+    double queued[KVT_PLAN_TIERS]; /* bytes that the tier has to bring before */
+    double lambda;                 /* seconds that a second of the GPU is worth, >= 0 */
+    int cut;                       /* enum kvt_plan_cut */
+};
+
+/* NULL: the tier is not there. */
+struct kvt_plan_models {
+    const struct kvt_prefill *prefill;
+    struct kvt_tier_model *tiers[KVT_PLAN_TIERS];
+};
+
+/* The leading blocks that a tier with a model has, as runs. */
+void kvt_decide_runs(struct kvt_decide *query, const enum kvt_tier *tiers, size_t n,
+                     const struct kvt_plan_models *models);
+/* Fills everything of *out but struct_size. 0; KVT_E_INVAL, KVT_E_LIMIT a query that makes no
+ * sense: *out then says to load nothing. */
+int kvt_decide(const struct kvt_decide *query, const struct kvt_plan_models *models,
+               struct kvt_plan *out) __attribute__((warn_unused_result));
+
+#endif
