@@ -55,7 +55,7 @@ const char *kvt_cufile_error(int code)
     for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
         if (errors[i].code == code)
             return errors[i].text;
-    return code > KVT_CF_BASE ? "an error of cuFile" : strerrordesc_np(code);
+    return code > KVT_CF_BASE ? "an error of cuFile" : kvt_strerror(-code);
 }
 
 /* ---- open and close ------------------------------------------------------------------------ */

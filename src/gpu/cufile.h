@@ -46,7 +46,7 @@ void kvt_cufile_file_end(struct kvt_cufile *cufile, void *file); /* NULL is allo
 KVT_GPU_RESULT int64_t kvt_cufile_read(struct kvt_cufile *cufile, void *file, kvt_cu_ptr base,
                                        uint64_t base_offset, uint64_t bytes, uint64_t file_offset);
 
-/* What an error of cuFile says. Static string, never NULL. */
+/* What last_code says: an error of cuFile, or an errno. Borrowed until the thread asks again. */
 const char *kvt_cufile_error(int code);
 
 /* ---- counters ---- */
