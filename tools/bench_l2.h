@@ -1,4 +1,4 @@
-/* The two sides of `kvtier bench l2`: our log, and fio. Tools only. */
+/* The sides of `kvtier bench l2`: our log, fio, and a cache over several roots. Tools only. */
 #ifndef KVT_TOOLS_BENCH_L2_H
 #define KVT_TOOLS_BENCH_L2_H
 
@@ -32,6 +32,16 @@ void kvt_bench_log_info(const struct kvt_bench_log *log, struct kvt_io_info *inf
 const struct kvt_io_counts *kvt_bench_log_counts(const struct kvt_bench_log *log, int kind);
 /* Close, and remove its files. */
 void kvt_bench_log_close(struct kvt_bench_log *log);
+
+/* One pass of a whole cache over so many roots in `dir`: blocks of about shape->record bytes
+ * stored, flushed, and loaded in requests of shape->block. Blocks; leaves nothing behind. 0, or a
+ * code and a sentence in why. */
+struct kvt_bench_roots {
+    double write_gbps, read_gbps;
+    double disk_share; /* of the blocks loaded: not from DRAM */
+};
+int kvt_bench_roots(const char *dir, const struct kvt_bench_l2_shape *shape, unsigned roots,
+                    struct kvt_bench_roots *result, char *why, size_t why_len);
 
 /* One pass of fio over `file` with the same size of block, depth and bytes; *gbps: its own figure.
  * 0; -ENOENT fio is not installed; a negative code with a sentence in why. */

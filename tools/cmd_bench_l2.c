@@ -3,6 +3,7 @@
  * Every pair is one pass of ours and one of fio in turns, the order changing from pair to pair;
  * what is reported is the median of each, and of the ratios within the pairs, because a drive that
  * others use as well is not as fast now as it was a minute ago. Ours makes and verifies checksums.
+ * With --roots, pairs of a cache over one root and a cache over several follow in the same way.
  * The kernel is asked how many bytes really came from the drive: when that is none, the lower tier
  * was never read, and the command fails.
  * Threads: one, and those of the backend. Works in a directory of its own inside --dir.
@@ -23,19 +24,23 @@
 
 #define COMMAND "bench l2"
 #define PAIRS_MAX 31
+#define ROOTS_MAX 16 /* of a cache */
 enum { OURS, FIO, SIDES };
 enum { READ, WRITE, WAYS };
+enum { ONE_ROOT, ALL_ROOTS, ROOT_SIDES };
 
 struct bench {
     struct kvt_bench_l2_shape shape;
     const char *dir;
     int fio, json;
-    int64_t pairs;
+    int64_t pairs, roots;
     char scratch[PATH_MAX - 16], fio_file[PATH_MAX];
     struct kvt_bench_log *log;
     int direct;
     double gbps[SIDES][WAYS][PAIRS_MAX];
     uint64_t moved, from_drive; /* by our reads */
+    double roots_gbps[ROOT_SIDES][WAYS][PAIRS_MAX];
+    double roots_disk_share[ROOT_SIDES]; /* the least of all passes */
 };
 
 static int by_value(const void *a, const void *b)
@@ -54,13 +59,23 @@ static double median(const double *values, int64_t n)
     return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
 }
 
-static double median_ratio(const struct bench *b, int way)
+static double median_ratio(const double *ours, const double *theirs, int64_t pairs)
 {
     double ratios[PAIRS_MAX] = {0};
 
-    for (int64_t i = 0; i < b->pairs; i++)
-        ratios[i] = b->gbps[OURS][way][i] / b->gbps[FIO][way][i];
-    return median(ratios, b->pairs);
+    for (int64_t i = 0; i < pairs; i++)
+        ratios[i] = ours[i] / theirs[i];
+    return median(ratios, pairs);
+}
+
+static double fio_ratio(const struct bench *b, int way)
+{
+    return median_ratio(b->gbps[OURS][way], b->gbps[FIO][way], b->pairs);
+}
+
+static double roots_ratio(const struct bench *b, int way)
+{
+    return median_ratio(b->roots_gbps[ALL_ROOTS][way], b->roots_gbps[ONE_ROOT][way], b->pairs);
 }
 
 /* Bytes that this process made the drive read, as the kernel counts them; 0 when it does not say.
@@ -134,6 +149,40 @@ static int run_pairs(struct bench *b)
     return rc;
 }
 
+static int roots_pass(struct bench *b, int side, int64_t pair)
+{
+    unsigned roots = side == ONE_ROOT ? 1 : (unsigned)b->roots;
+    struct kvt_bench_roots result;
+    char why[512];
+    int rc = kvt_bench_roots(b->scratch, &b->shape, roots, &result, why, sizeof(why));
+
+    if (rc) {
+        kvt_cli_error(COMMAND, "a cache over %u roots: %s", roots, why);
+        return rc;
+    }
+    b->roots_gbps[side][READ][pair] = result.read_gbps;
+    b->roots_gbps[side][WRITE][pair] = result.write_gbps;
+    if (!pair || result.disk_share < b->roots_disk_share[side])
+        b->roots_disk_share[side] = result.disk_share;
+    return 0;
+}
+
+static int run_roots(struct bench *b)
+{
+    struct kvt_progress progress;
+    int rc = 0;
+
+    kvt_progress_start(&progress, "measuring roots");
+    for (int64_t half = 0; half < 2 * b->pairs && !rc; half++) {
+        int64_t pair = half / 2;
+
+        rc = kvt_cli_interrupted() ? -EINTR : roots_pass(b, (int)((half + pair) % 2), pair);
+        kvt_progress_update(&progress, (uint64_t)half + 1, 2 * (uint64_t)b->pairs);
+    }
+    kvt_progress_done(&progress);
+    return rc;
+}
+
 /* ---- report ---- */
 
 static json_t *sizes_json(const struct kvt_io_counts *counts)
@@ -155,6 +204,25 @@ static double cached_share(const struct bench *b)
     return b->moved ? 1.0 - (double)KVT_MIN(b->from_drive, b->moved) / (double)b->moved : 1.0;
 }
 
+static json_t *roots_json(const struct bench *b)
+{
+    json_t *sides = json_array();
+
+    for (int side = 0; side < ROOT_SIDES; side++) {
+        json_t *one = json_pack(
+            "{s:I, s:f, s:f, s:f}", "roots", side == ONE_ROOT ? (json_int_t)1 : b->roots,
+            "read_gbps", median(b->roots_gbps[side][READ], b->pairs), "write_gbps",
+            median(b->roots_gbps[side][WRITE], b->pairs), "disk_share", b->roots_disk_share[side]);
+
+        if (side == ALL_ROOTS) {
+            json_object_set_new(one, "read_ratio", json_real(roots_ratio(b, READ)));
+            json_object_set_new(one, "write_ratio", json_real(roots_ratio(b, WRITE)));
+        }
+        json_array_append_new(sides, one);
+    }
+    return sides;
+}
+
 static int print_json(const struct bench *b, const struct kvt_io_info *info)
 {
     json_t *out = json_pack(
@@ -172,8 +240,8 @@ static int print_json(const struct bench *b, const struct kvt_io_info *info)
         json_object_set_new(out, "fio_read_gbps", json_real(median(b->gbps[FIO][READ], b->pairs)));
         json_object_set_new(out, "fio_write_gbps",
                             json_real(median(b->gbps[FIO][WRITE], b->pairs)));
-        json_object_set_new(out, "read_ratio", json_real(median_ratio(b, READ)));
-        json_object_set_new(out, "write_ratio", json_real(median_ratio(b, WRITE)));
+        json_object_set_new(out, "read_ratio", json_real(fio_ratio(b, READ)));
+        json_object_set_new(out, "write_ratio", json_real(fio_ratio(b, WRITE)));
         json_t *all = json_array();
         for (int64_t i = 0; i < b->pairs; i++)
             json_array_append_new(
@@ -182,6 +250,8 @@ static int print_json(const struct bench *b, const struct kvt_io_info *info)
                                b->gbps[FIO][WRITE][i]));
         json_object_set_new(out, "each_pair", all);
     }
+    if (b->roots)
+        json_object_set_new(out, "roots", roots_json(b));
     return kvt_cli_json(out);
 }
 
@@ -212,9 +282,13 @@ static void print_text(const struct bench *b, const struct kvt_io_info *info)
         printf("%-12s  %.2f GB/s", ways[way], median(b->gbps[OURS][way], b->pairs));
         if (b->fio)
             printf("   fio %.2f GB/s   %.3f of it", median(b->gbps[FIO][way], b->pairs),
-                   median_ratio(b, way));
+                   fio_ratio(b, way));
         printf("\n");
     }
+    for (int way = 0; way < WAYS && b->roots; way++)
+        printf("%-5s store   one root %.2f GB/s   %" PRId64 " roots %.2f GB/s   %.3f of it\n",
+               ways[way], median(b->roots_gbps[ONE_ROOT][way], b->pairs), b->roots,
+               median(b->roots_gbps[ALL_ROOTS][way], b->pairs), roots_ratio(b, way));
     print_sizes("read sizes", kvt_bench_log_counts(b->log, KVT_IO_READ));
     print_sizes("write sizes", kvt_bench_log_counts(b->log, KVT_IO_WRITE));
     printf("page cache    %.0f %% of the bytes read came from it\n", 100 * cached_share(b));
@@ -230,7 +304,8 @@ static int report(const struct bench *b)
         rc = print_json(b, &info);
     else
         print_text(b, &info);
-    if (!b->from_drive) {
+    if (!b->from_drive ||
+        (b->roots && (b->roots_disk_share[ONE_ROOT] <= 0 || b->roots_disk_share[ALL_ROOTS] <= 0))) {
         kvt_cli_error(COMMAND, "the lower tier was never read: all bytes came from memory");
         rc = KVT_EXIT_PROBLEM;
     }
@@ -265,6 +340,8 @@ static int run(struct bench *b)
         rc = fio_pass(b, WRITE, &ignored);
     if (!rc)
         rc = run_pairs(b);
+    if (!rc && b->roots)
+        rc = run_roots(b);
     rc = rc ? KVT_EXIT_PROBLEM : report(b);
     kvt_bench_log_close(b->log);
     (void)unlink(b->fio_file);
@@ -333,6 +410,12 @@ int kvt_cmd_bench_l2(int argc, char **argv)
          .number = &b.pairs,
          .min = 1,
          .max = PAIRS_MAX},
+        {.name = "roots",
+         .metavar = "N",
+         .help = "also a cache over N roots on this drive, beside one over one",
+         .number = &b.roots,
+         .min = 2,
+         .max = ROOTS_MAX},
         {.name = "io", .metavar = "NAME", .help = "auto, posix or uring (auto)", .text = &backend},
         {.name = "register", .help = "register memory with io_uring", .flag = &b.shape.fixed},
         {.name = "buffered", .help = "without O_DIRECT", .flag = &buffered},
@@ -341,7 +424,7 @@ int kvt_cmd_bench_l2(int argc, char **argv)
          .flag = &b.fio},
         {.name = "json", .help = "one JSON object", .flag = &b.json},
     };
-    int rc = kvt_cli_parse(COMMAND, "--dir DIR [--fio] [--size SIZE] [--json]", options,
+    int rc = kvt_cli_parse(COMMAND, "--dir DIR [--fio] [--roots N] [--size SIZE] [--json]", options,
                            KVT_ARRAY_LEN(options), NULL, 0, 0, NULL, argc, argv);
 
     if (rc)

@@ -157,6 +157,42 @@ static void test_c85_memory_is_no_lower_tier(void **state)
     assert_int_equal(rmdir(dir), 0);
 }
 
+/* ---- several roots ---- */
+
+static void test_beside_one_root(void **state)
+{
+    (void)state;
+    BENCH("--dir", base, "--json", "--roots", "3", "--size", "64MiB", "--block", "1MiB", "--pairs",
+          "2", "--depth", "2");
+    json_t *document = report(), *sides = json_object_get(document, "roots"), *side;
+    static const int roots[] = {1, 3};
+    size_t i;
+
+    assert_int_equal(json_array_size(sides), 2);
+    json_array_foreach(sides, i, side)
+    {
+        assert_true(number(side, "roots") == roots[i]);
+        assert_true(number(side, "read_gbps") > 0 && number(side, "write_gbps") > 0);
+        assert_true(number(side, "disk_share") > 0.5 && number(side, "disk_share") <= 1);
+    }
+    side = json_array_get(sides, 1);
+    for (i = 0; i < 2; i++) { /* two pairs: between the smallest and the largest of both sides */
+        double ratio = number(side, i ? "read_ratio" : "write_ratio");
+
+        assert_true(ratio > 0.001 && ratio < 1000);
+    }
+    json_decref(document);
+    assert_int_equal(entries_in(base), 0);
+    BENCH("--dir", base, "--roots", "2", SMALL, "--depth", "1");
+    assert_non_null(strstr(run.out, "read  store   one root "));
+    assert_non_null(strstr(run.out, "   2 roots "));
+    assert_int_equal(entries_in(base), 0);
+    BENCH("--dir", base, "--roots", "1", SMALL);
+    assert_int_equal(run.code, 2);
+    BENCH("--dir", base, "--roots", "17", SMALL);
+    assert_int_equal(run.code, 2);
+}
+
 /* ---- fio ---- */
 
 /* A fio that notes nothing and answers with fixed figures; `says` is a shell command. */
@@ -289,6 +325,7 @@ int main(void)
         T(test_c85_says_what_it_measured),
         T(test_c85_memory_is_no_lower_tier),
         T(test_beside_fio),
+        T(test_beside_one_root),
         T(test_fio_that_fails),
         T(test_usage),
         T(test_reads_are_verified),
