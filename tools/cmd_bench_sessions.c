@@ -32,7 +32,7 @@ static const char *const source_names[SOURCES] = {"l0", "dram", "disk", "recompu
 struct talks {
     struct gpu_bench gpu;
     /* how */
-    int64_t sessions, tokens, turns, prompt, layers, us_linear, ps_square;
+    int64_t sessions, tokens, turns, prompt, layers, us_linear, ps_square, percent;
     uint64_t pool_bytes, dram, disk;
     const char *dir;
     /* what */
@@ -200,6 +200,19 @@ static int turn(struct talks *t, int64_t session, int64_t n, struct kvt_session_
     return fail(t, rc, "a turn");
 }
 
+/* The engine computes: part of the time that it would take passes, the manager works. */
+static int compute(struct talks *t, double seconds)
+{
+    double until = gpu_bench_now() + seconds * (double)t->percent / 100;
+    struct timespec pause = {.tv_nsec = 1000000};
+    long left = 0;
+    while (gpu_bench_now() < until && left >= 0 && !kvt_cli_interrupted()) {
+        left = kvt_session_mgr_work(t->mgr, 0);
+        nanosleep(&pause, NULL);
+    }
+    return fail(t, left < 0 ? (int)left : 0, "work");
+}
+
 /* Until nothing is left to store. */
 static int settle(struct talks *t)
 {
@@ -216,7 +229,8 @@ static int run_turns(struct talks *t)
     double seconds, start = gpu_bench_now();
     int rc = 0;
     for (int64_t i = 0; i < t->sessions && rc == 0 && !kvt_cli_interrupted(); i++)
-        rc = turn(t, i, t->tokens, &plan, &seconds);
+        if ((rc = turn(t, i, t->tokens, &plan, &seconds)) == 0)
+            rc = compute(t, computing(t, (double)t->tokens));
     if (rc == 0)
         rc = settle(t);
     t->fill_seconds = gpu_bench_now() - start;
@@ -260,6 +274,21 @@ static json_t *summary(struct talks *t, enum source source)
                      1e3 * t->ttft[source][n - 1], "recompute_ms", 1e3 * cold);
 }
 
+/* What became of blocks that the store did not keep. */
+static json_t *counters(struct talks *t)
+{
+    static const char *const names[] = {
+        "store.dropped_dram", "store.dropped_chain", "disk.dropped_queue",   "disk.dropped_space",
+        "disk.lost_deferred", "disk.lost_queue",     "dram.evicted",         "dram.evicted_lost",
+        "disk.evicted",       "disk.orphans",        "client.store_orphans", "gpu.failed_blocks"};
+    json_t *all = json_object();
+    uint64_t value;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(names); i++)
+        if (kvt_stats_get(t->cache, names[i], &value) == 0)
+            json_object_set_new(all, names[i], json_integer((json_int_t)value));
+    return all;
+}
+
 static json_t *results(struct talks *t)
 {
     struct kvt_gpu_info info;
@@ -273,17 +302,20 @@ static json_t *results(struct talks *t)
         memset(&stats, 0, sizeof(stats));
     for (int source = 0; source < SOURCES; source++)
         json_object_set_new(turns, source_names[source], summary(t, (enum source)source));
-    return json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:I, s:I, s:o}",
-        "device", info.name, "geometry", t->gpu.geometry->name, "layers",
-        (json_int_t)t->gpu.geometry->layers, "tokens", (json_int_t)t->tokens, "new_tokens",
-        (json_int_t)t->prompt, "pool_bytes", (json_int_t)t->gpu.pool_bytes, "dram_bytes",
-        (json_int_t)t->dram, "disk_bytes", (json_int_t)(t->dir != NULL ? t->disk : 0), "sessions",
-        (json_int_t)t->sessions, "hbm_only_bf16", (json_int_t)alone, "held", fit, "held_ratio",
-        alone > 0 ? fit / (double)alone : 0, "fill_seconds", t->fill_seconds,
-        "turns_slower_than_recompute", (json_int_t)t->slower, "evicted_unsaved",
-        (json_int_t)stats.evicted_unsaved, "store_failed", (json_int_t)stats.store_failed, "turns",
-        turns);
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, "
+                     "s:I, s:I, s:o, "
+                     "s:o}",
+                     "device", info.name, "geometry", t->gpu.geometry->name, "layers",
+                     (json_int_t)t->gpu.geometry->layers, "tokens", (json_int_t)t->tokens,
+                     "new_tokens", (json_int_t)t->prompt, "prefill_time_percent",
+                     (json_int_t)t->percent, "pool_bytes", (json_int_t)t->gpu.pool_bytes,
+                     "dram_bytes", (json_int_t)t->dram, "disk_bytes",
+                     (json_int_t)(t->dir != NULL ? t->disk : 0), "sessions",
+                     (json_int_t)t->sessions, "hbm_only_bf16", (json_int_t)alone, "held", fit,
+                     "held_ratio", alone > 0 ? fit / (double)alone : 0, "fill_seconds",
+                     t->fill_seconds, "turns_slower_than_recompute", (json_int_t)t->slower,
+                     "evicted_unsaved", (json_int_t)stats.evicted_unsaved, "store_failed",
+                     (json_int_t)stats.store_failed, "turns", turns, "counters", counters(t));
 }
 
 static void print(const json_t *all)
@@ -352,6 +384,7 @@ int kvt_cmd_bench_sessions(int argc, char **argv)
                                  .layers = 32,
                                  .us_linear = 23,
                                  .ps_square = 430,
+                                 .percent = 100,
                                  .pool_bytes = UINT64_C(56000000000),
                                  .dram = UINT64_C(96) << 30,
                                  .disk = UINT64_C(40000000000)};
@@ -373,6 +406,8 @@ int kvt_cmd_bench_sessions(int argc, char **argv)
          .number = &t->us_linear, .min = 0, .max = 1000000},
         {"ps-square", "N", "b of the computing model, picoseconds a token squared (430)",
          .number = &t->ps_square, .min = 0, .max = 1000000000},
+        {"percent", "N", "how much of the time of a prefill really passes (100)",
+         .number = &t->percent, .min = 0, .max = 100},
         {"device", "N", "CUDA device (0)", .number = &t->gpu.device, .min = 0, .max = 63},
         {"driver", "FILE", "the CUDA driver's library", .text = &t->gpu.driver},
         {"json", NULL, "one JSON document", .flag = &t->gpu.json},

@@ -25,7 +25,6 @@ struct gpu_bench {
     const char *driver; /* NULL: libcuda.so.1 */
     const char *cublas; /* NULL: where it usually is */
     int quick, json, no_gemm, no_cache;
-    int urgent; /* stages of the greatest priority */
     /* what */
     struct kvt_gpu *gpu;
     struct kvt_rng rng;

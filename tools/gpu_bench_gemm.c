@@ -254,18 +254,20 @@ static void report(struct gpu_bench *b, int evict, uint32_t ctas, const double *
     double copy = b->copy_gbps[evict ? 0 : 1];
     json_array_append_new(
         b->gemm,
-        json_pack("{s:s, s:s, s:s, s:b, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
+        json_pack("{s:s, s:s, s:s, s:I, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
                   "direction", evict ? "evict" : "restore", "geometry", b->geometry->name, "level",
-                  "kv4", "urgent", b->urgent, "ctas", (int)ctas, "pairs", (int)n, "alone",
-                  before.mean, "with", beside.mean, "slowdown_pct", slower.mean, "slowdown_ci95",
-                  slower.ci95, "encoded_gbps", rate.mean, "encoded_ci95", rate.ci95, "equiv_gbps",
-                  rate.mean * factor, "memcpy_gbps", copy, "ratio", rate.mean * factor / copy));
+                  "kv4", "wave_bytes", (json_int_t)b->wave_bytes, "ctas", (int)ctas, "pairs",
+                  (int)n, "alone", before.mean, "with", beside.mean, "slowdown_pct", slower.mean,
+                  "slowdown_ci95", slower.ci95, "encoded_gbps", rate.mean, "encoded_ci95",
+                  rate.ci95, "equiv_gbps", rate.mean * factor, "memcpy_gbps", copy, "ratio",
+                  rate.mean * factor / copy));
     if (!b->json)
-        printf("%-7s  %-7s beside products, %s %3u CTAs  slowdown %5.2f +- %.2f %%  %7.2f +- %.2f "
+        printf("%-7s  %-7s beside products, waves of %2lld MB, %3u CTAs  slowdown %5.2f +- %.2f %% "
+               " %7.2f +- %.2f "
                "GB/s "
                "bf16  x%.2f\n",
-               b->geometry->name, evict ? "evict" : "restore", b->urgent ? "urgent" : "least", ctas,
-               slower.mean, slower.ci95, rate.mean * factor, rate.ci95 * factor,
+               b->geometry->name, evict ? "evict" : "restore", (long long)b->wave_bytes / 1000000,
+               ctas, slower.mean, slower.ci95, rate.mean * factor, rate.ci95 * factor,
                rate.mean * factor / copy);
     fflush(stdout);
 }
@@ -292,9 +294,9 @@ static int measure(struct gpu_bench *b, struct products *p, int evict, uint32_t 
 {
     struct traffic t = {.evict = evict};
     t.items = calloc((size_t)b->blocks, sizeof(*t.items));
-    t.slice = (size_t)KVT_MAX(b->blocks / 8, 1);
     int rc = t.items != NULL ? gpu_bench_plan(b, KVT_LEVEL_KV4, ctas, JOBS, &t.plan) : -ENOMEM;
     if (rc == 0) {
+        t.slice = KVT_MIN(2u * t.plan->wave, (size_t)b->blocks);
         rc = gpu_bench_items(b, kvt_gpu_plan_record_bytes(t.plan), 0, t.items);
         if (rc == 0) /* records to restore */
             rc = gpu_bench_job(b, t.plan, t.items, (size_t)b->blocks, 1, KVT_GPU_PATH_COPY);
@@ -308,7 +310,13 @@ static int measure(struct gpu_bench *b, struct products *p, int evict, uint32_t 
 
 int gpu_bench_gemm(struct gpu_bench *b)
 {
-    static const uint32_t ctas[] = {1, 2, 4, 5, 6, 8, 12, 16, 24, 32};
+    /* Engines that run one long kernel after another let ours start in between only: then the size
+     * of a launch counts as much as its width. */
+    static const struct {
+        uint32_t ctas, wave_mb;
+    } points[] = {{1, 11},  {4, 11},  {8, 11},  {16, 11}, {32, 11}, {8, 22},  {16, 22},
+                  {32, 22}, {16, 33}, {32, 33}, {16, 44}, {32, 44}, {48, 44}, {64, 44}};
+    int64_t wave_bytes = b->wave_bytes;
     struct products p = {0};
     double warm;
     int rc = load_cublas(b, &p);
@@ -322,12 +330,14 @@ int gpu_bench_gemm(struct gpu_bench *b)
         rc = products_open(b, &p);
     for (int i = 0; i < 3 && rc == 0; i++)
         rc = window_alone(b, &p, &warm);
-    for (b->urgent = 0; b->urgent < 2; b->urgent++)
-        for (size_t i = 0; i < KVT_ARRAY_LEN(ctas); i++)
-            for (int evict = 0; evict < 2 && rc == 0 && !kvt_cli_interrupted(); evict++)
-                if (b->ctas > 0 ? i == 0 : !b->quick || ctas[i] == 6 || ctas[i] == 16)
-                    rc = measure(b, &p, evict, b->ctas > 0 ? (uint32_t)b->ctas : ctas[i]);
-    b->urgent = 0;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(points); i++)
+        for (int evict = 0; evict < 2 && rc == 0 && !kvt_cli_interrupted(); evict++) {
+            uint32_t ctas = b->ctas > 0 ? (uint32_t)b->ctas : points[i].ctas;
+            b->wave_bytes = wave_bytes > 0 ? wave_bytes : points[i].wave_mb * 1000000;
+            if (b->ctas > 0 || wave_bytes > 0 ? i == 0 : !b->quick || points[i].ctas == 16)
+                rc = measure(b, &p, evict, ctas);
+        }
+    b->wave_bytes = wave_bytes;
     products_close(b, &p);
     return gpu_bench_fail(b, rc, "matrix products");
 }

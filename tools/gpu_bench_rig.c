@@ -205,7 +205,6 @@ int gpu_bench_plan(struct gpu_bench *b, int level, uint32_t ctas, uint32_t jobs,
                    struct kvt_gpu_plan **plan)
 {
     struct kvt_gpu_stage_opts opts = {.ctas = ctas,
-                                      .urgent = (uint32_t)b->urgent,
                                       .depth = (uint32_t)b->depth,
                                       .wave_bytes = (uint32_t)b->wave_bytes,
                                       .records_max = (uint32_t)b->blocks,

@@ -181,7 +181,6 @@ static int stage_take(struct kvt_lane *lane, uint32_t record_bytes, struct kvt_l
         .jobs_max = KVT_LANE_FLIGHTS,
         .record_bytes = record_bytes,
         .wave_bytes = (uint32_t)settings->gpu_wave,
-        .urgent = (uint32_t)settings->gpu_urgent,
     };
     stage = calloc(1, sizeof(*stage));
     if (stage == NULL)

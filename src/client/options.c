@@ -90,8 +90,6 @@ static const struct kvt_option options[] = {
      "thread blocks that stores out of GPU memory may keep at work; 64 fill a PCIe 5 link"},
     {"gpu_wave", T_SIZE, AT(gpu_wave), "11MiB", NULL, 1024 * KIB, 256 * 1024 * KIB,
      "record bytes that one launch of a GPU kernel takes; three times as much is staging memory"},
-    {"gpu_urgent", T_BOOL, AT(gpu_urgent), "no", NULL, 0, 1,
-     "yes: the GPU starts kernels of loads and stores before waiting ones of the engine"},
     {"gpu_pace", T_SIZE, AT(gpu_pace), "none", "none", 1024 * KIB, 64 * TIB,
      "record bytes a second that a GPU's loads and stores are held to; none: as fast as it goes"},
     {"enabled", T_BOOL, AT(enabled), "yes", NULL, 0, 1,

@@ -35,7 +35,6 @@ struct kvt_settings {
     uint64_t request_blocks_max;
     uint64_t gpu_ctas, gpu_store_ctas;
     uint64_t gpu_wave;      /* bytes of one launch */
-    int gpu_urgent;         /* kernels go before the engine's */
     uint64_t fds_max;       /* descriptors of a cache */
     uint64_t scrub;         /* bytes a second; KVT_AUTO: off */
     uint64_t gpu_pace;      /* record bytes a second; KVT_AUTO: as fast as it goes */

@@ -144,6 +144,7 @@ static int load_kernels(struct kvt_gpu *gpu, char *reason, size_t len)
 
 static int open_context(struct kvt_gpu *gpu, char *reason, size_t len)
 {
+    int greatest = 0;
 
     kvt_cu_result result = gpu->cuda.context_retain(&gpu->context, gpu->device);
     if (result != KVT_CU_OK) {
@@ -157,8 +158,7 @@ static int open_context(struct kvt_gpu *gpu, char *reason, size_t len)
         snprintf(reason, len, "the context of %s cannot be used", gpu->info.name);
         return status;
     }
-    status =
-        kvt_gpu_check(gpu, gpu->cuda.priority_range(&gpu->least_priority, &gpu->greatest_priority));
+    status = kvt_gpu_check(gpu, gpu->cuda.priority_range(&gpu->least_priority, &greatest));
     if (status != 0)
         snprintf(reason, len, "%s does not tell its stream priorities", gpu->info.name);
     else

@@ -86,7 +86,6 @@ struct kvt_gpu_stage_opts {
     uint32_t jobs_max;     /* in flight; 0: 2 */
     uint32_t wave_bytes;   /* staging of one wave; 0: 11 MiB; at least record_bytes */
     uint32_t record_bytes; /* the largest record that its plans will have */
-    uint32_t urgent;       /* 1: streams of the greatest priority instead of the least */
 };
 
 /* 0; KVT_E_INVAL; KVT_E_LIMIT; -ENOMEM (also of the device); KVT_E_DEVICE. Blocks. */

@@ -46,7 +46,7 @@ struct kvt_gpu {
     int ordinal;
     kvt_cu_device device;
     kvt_cu_context context; /* the primary one, retained */
-    int least_priority, greatest_priority;
+    int least_priority;
     kvt_cu_module modules[KVT_GPU_KERNELS];
     kvt_cu_function kernels[KVT_GPU_KERNELS];
     atomic_int offline;    /* the first sticky kvt_cu_result; 0: fine. relaxed: a flag, no data */

@@ -22,7 +22,10 @@
 #include "format/record.h"
 #include "gpu/gpu_internal.h"
 
-#define FIRST_WAVE 4u      /* of an eviction; and the last of a restore: what the link waits for */
+/* What the link waits for: the first wave of an eviction (one of 4 records takes as long as one of
+ * 8), and the last of a restore. */
+#define FIRST_EVICT_WAVE 8u
+#define LAST_RESTORE_WAVE 4u
 #define CHECK_CTAS_MAX 4u  /* the page kernel hashes about 25 GB/s with one CTA of an H200 */
 #define CHECK_CTAS_MANY 8u /* of 48 and more in all */
 
@@ -239,8 +242,8 @@ static uint32_t next_wave(const struct kvt_gpu_job *job, size_t first, uint32_t 
     size_t left = job->count - first;
     uint32_t size = full;
     if (alone && job->evict)
-        size = before == 0 ? FIRST_WAVE : before + (before + 1) / 2;
-    else if (alone && left > FIRST_WAVE)
+        size = before == 0 ? FIRST_EVICT_WAVE : before + (before + 1) / 2;
+    else if (alone && left > LAST_RESTORE_WAVE)
         size = (uint32_t)KVT_MIN((left + 1) / 2, (size_t)full);
     return (uint32_t)KVT_MIN(KVT_MIN((size_t)size, left), (size_t)full);
 }

@@ -128,11 +128,10 @@ static int make_streams(struct kvt_gpu_stage *stage)
 {
     struct kvt_gpu *gpu = stage->gpu;
     kvt_cu_stream *streams[3] = {&stage->move_stream, &stage->code_stream, &stage->check_stream};
-    int priority = stage->opts.urgent ? gpu->greatest_priority : gpu->least_priority;
     int status = make_event(gpu, &stage->entry);
     for (int i = 0; i < 3 && status == 0; i++)
-        status = kvt_gpu_check(
-            gpu, gpu->cuda.stream_create(streams[i], KVT_CU_STREAM_NON_BLOCKING, priority));
+        status = kvt_gpu_check(gpu, gpu->cuda.stream_create(streams[i], KVT_CU_STREAM_NON_BLOCKING,
+                                                            gpu->least_priority));
     for (uint32_t i = 0; i < stage->opts.depth && status == 0; i++) {
         status = make_event(gpu, &stage->waves[i].ready);
         if (status == 0)
