@@ -13,6 +13,7 @@ install(TARGETS kvtier_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 install(FILES LICENSE README.md CHANGELOG.md docs/config.md docs/format.md docs/codec.md
               docs/durability.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES share/plan/plan.json DESTINATION ${CMAKE_INSTALL_DATADIR}/kvtier)
 install(FILES examples/remember.c examples/sessions.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 
 if(TARGET kvtier_share)

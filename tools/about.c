@@ -22,6 +22,18 @@ static const struct kvt_about abouts[] = {
      "not work. Exit code 1 when any line is fail. With --dir it writes a scratch file there and "
      "removes it; a store that lives in the directory is not touched.",
      "kvtier doctor --dir /var/cache/kvtier\nkvtier doctor --config dram=8GiB,level=kv8"},
+    {"plan",
+     "Tells before anything is bought whether a cache pays: what a token takes at each level, "
+     "as records on disk with header and padding; the bandwidth from which loading beats "
+     "computing; "
+     "for each tier the shortest prompt that it pays for, what a million cached tokens cost, and "
+     "how "
+     "long a drive lives at a given traffic; and how many sessions fit with and without. Models, "
+     "prefill rates, drives and prices come from share/kvtier/plan.json; add yours by --data, or "
+     "give "
+     "a model's config.json. Without a model it lists those that it knows.",
+     "kvtier plan --model llama-3-70b --prefill 18000\nkvtier plan --config config.json --prefill "
+     "9000 --traffic 500\nkvtier plan --example"},
     {"stat",
      "Answers an operator's three questions about a store directory: is it working (who owns it, "
      "what it holds, how full it is), is it paying (hits by tier, bytes saved), is my data safe "

@@ -1,0 +1,312 @@
+/* Goal: `kvtier plan` says what is right: bytes of a token are those of real records, break-even
+ *       and lengths follow from them; the published example comes out as it should have; models
+ * come from the data, from a file of the user's, or from a config.json; what is wrong is named.
+ * Method: the built binary, its JSON against numbers worked out by hand or by the library.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "plan_data.h"
+#include "support/rig.h"
+#include "support/run_tool.h"
+
+static struct tool_run run;
+static char dir[128];
+
+#define ARGS_MAX 16
+
+static void tool(const char *const *args)
+{
+    const char *argv[ARGS_MAX] = {KVT_TOOL, "plan"};
+    for (size_t i = 0; args[i] != NULL; i++)
+        argv[2 + i] = args[i];
+    tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+}
+
+#define TOOL(...) tool((const char *const[]){__VA_ARGS__, NULL})
+
+static json_t *json(void)
+{
+    assert_int_equal(run.code, 0);
+    json_t *document = json_loads(run.out, 0, NULL);
+    assert_non_null(document);
+    return document;
+}
+
+static double number(const json_t *document, const char *object, const char *key)
+{
+    const json_t *value = json_object_get(json_object_get(document, object), key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+static const json_t *tier(const json_t *document, const char *name)
+{
+    const json_t *entry;
+    size_t i;
+    json_array_foreach(json_object_get(document, "tiers"), i, entry)
+    {
+        if (!strcmp(json_string_value(json_object_get(entry, "name")), name))
+            return entry;
+    }
+    fail_msg("no tier %s", name);
+    return NULL;
+}
+
+static void near(double got, double want)
+{
+    if (!(fabs(got - want) <= 1e-9 * fabs(want)))
+        fail_msg("%.12g, wanted %.12g", got, want);
+}
+
+static const char *file(const char *name, const char *text)
+{
+    static char path[256];
+    (void)snprintf(path, sizeof(path), "%s/%s", dir, name);
+    FILE *out = fopen(path, "w");
+    assert_non_null(out);
+    assert_true(fputs(text, out) >= 0);
+    assert_int_equal(fclose(out), 0);
+    return path;
+}
+
+/* The figures of the issue tracker of every KV cache: 327,680 bytes a token, 5.898 GB/s. */
+static void seventy_billion(void **state)
+{
+    (void)state;
+    TOOL("--model", "llama-3-70b", "--prefill", "18000", "--json");
+    json_t *document = json();
+    assert_string_equal(json_string_value(json_object_get(document, "model")), "llama-3-70b");
+    near(number(document, "bytes_per_token", "bf16"), 327680);
+    near(number(document, "break_even_gbps", "bf16"), 5.89824);
+    near(number(document, "bytes_per_token", "kv4"), 1376256 / 16.0);
+    near(number(document, "break_even_gbps", "kv4"), 86016 * 18000 * 1e-9);
+    /* int4: 1,351,680 of payload, 128 of header, padded to 4 KiB */
+    near(number(document, "bytes_per_token", "int4"), 331 * 4096 / 16.0);
+    const json_t *slow = tier(document, "sata"), *fast = tier(document, "nvme-gen5");
+    assert_true(json_is_null(json_object_get(slow, "pays_from_tokens")));
+    /* 1 ms < n (1 / 18,000 - 86,016 / 14e9) */
+    int64_t from = json_integer_value(json_object_get(fast, "pays_from_tokens"));
+    assert_int_equal(from, (int64_t)floor(0.001 / (1 / 18000.0 - 86016 / 14e9)) + 1);
+    json_decref(document);
+}
+
+/* Every model of the data has the bytes that its shape gives. */
+static void bytes_are_those_of_the_shape(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        double bf16;
+    } models[] = {{"smollm2-135m", 23040},     {"llama-3-8b", 131072}, {"mistral-7b", 131072},
+                  {"llama-3.1-405b", 516096},  {"qwen2.5-7b", 57344},  {"qwen2.5-14b", 196608},
+                  {"qwen3-8b", 147456},        {"qwen3-32b", 262144},  {"qwen3-30b-a3b", 98304},
+                  {"qwen3-235b-a22b", 192512}, {"deepseek-v3", 70272}, {"kimi-k2", 70272}};
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        TOOL("--model", models[i].name, "--json");
+        json_t *document = json();
+        near(number(document, "bytes_per_token", "bf16"), models[i].bf16);
+        assert_true(number(document, "bytes_per_token", "kv4") < 0.55 * models[i].bf16);
+        json_decref(document);
+    }
+}
+
+/* A record of the library itself, for the level and the block of the question. */
+static void records_are_the_librarys(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct rig_shape shape = rig_shape_large(4);
+    rig_init(&rig, &shape, "dram=16MiB", NULL);
+    rig_open(&rig);
+    struct plan_model model = {
+        .layers = shape.layers, .kv_heads = shape.heads, .head_dim = shape.dim};
+    double bytes[PLAN_LEVELS];
+    assert_int_equal(plan_token_bytes(&model, shape.tokens, bytes), 0);
+    for (int level = KVT_LEVEL_INT4; level < KVT_LEVEL_RAW; level++)
+        near(bytes[level] * shape.tokens, (double)kvt_ns_record_bytes(rig.ns, 0, level));
+    rig_free(&rig);
+}
+
+static void the_published_example(void **state)
+{
+    (void)state;
+    TOOL("--example", "--dram", "1TB", "--disk", "7TB", "--json");
+    json_t *document = json();
+    near(number(document, "sizing", "bytes_bf16"), 100.0 * 262144 * 327680);
+    near(number(document, "sizing", "bytes_kv4"), 100.0 * 262144 * 86016);
+    near(number(document, "sizing", "in_gpus_without"), 1); /* (4 x 72 - 141) / 85.9 GB */
+    near(number(document, "sizing", "kept_with"), 354);
+    json_decref(document);
+    TOOL("--example");
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "8589.9 GB"));
+    assert_non_null(strstr(run.out, "250 times too little"));
+}
+
+/* 1 drive write a day of 7.68 TB is 89 MB/s: a drive of 5 years lives 5 years at that rate. */
+static void drives_wear_out(void **state)
+{
+    (void)state;
+    TOOL("--model", "llama-3-70b", "--prefill", "18000", "--traffic", "1033", "--json");
+    json_t *document = json();
+    double life = json_number_value(json_object_get(tier(document, "nvme-gen4"), "life_years"));
+    assert_true(life > 4.99 && life < 5.01);
+    assert_true(json_is_null(json_object_get(tier(document, "net-10g"), "life_years")));
+    json_decref(document);
+}
+
+static void a_users_file_adds_and_replaces(void **state)
+{
+    (void)state;
+    const char *path =
+        file("mine.json", "{\"models\": [{\"name\": \"mine\", \"layers\": 10, \"kv_heads\": 2,"
+                          "\"head_dim\": 64}], \"prefill\": [{\"model\": \"mine\","
+                          "\"us_per_token\": 50, \"ns_per_token2\": 1}],"
+                          "\"tiers\": [{\"name\": \"sata\", \"gbps\": 99},"
+                          "{\"name\": \"tape\", \"gbps\": 0.001, \"latency_us\": 1e6}]}");
+    TOOL("--model", "mine", "--data", path, "--json");
+    json_t *document = json();
+    near(number(document, "bytes_per_token", "bf16"), 2 * 2 * 10 * 2 * 64);
+    near(json_number_value(json_object_get(tier(document, "sata"), "gbps")), 99);
+    assert_true(json_is_null(json_object_get(tier(document, "tape"), "pays_from_tokens")));
+    near(json_number_value(json_object_get(document, "prefill_tok_s")), 1 / (50e-6 + 1e-9));
+    json_decref(document);
+}
+
+static void bad_data_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"{\"models\": ", "line 1"},
+        {"{\"models\": 3}", "models"},
+        {"{\"tiers\": [{\"gbps\": 3}]}", "tiers"},
+        {"{\"tiers\": [{\"name\": \"x\"}]}", "tier x"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": -1}]}", "tier x"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": \"fast\"}]}", "tier x"},
+        {"{\"models\": [{\"name\": \"llama-3-8b\", \"layers\": 0}]}", "llama-3-8b"},
+        {"{\"models\": [{\"name\": \"llama-3-8b\", \"layers\": 9, \"kv_heads\": 8, "
+         "\"head_dim\": 100}]}",
+         "multiple of 16"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        TOOL("--model", "llama-3-8b", "--data", file("bad.json", bad[i].text), "--json");
+        assert_int_not_equal(run.code, 0);
+        if (!strstr(run.err, bad[i].says))
+            fail_msg("'%s' does not name %s", run.err, bad[i].says);
+    }
+}
+
+#define LLAMA                                                                         \
+    "\"hidden_size\": 8192, \"num_attention_heads\": 64, \"num_hidden_layers\": 80, " \
+    "\"num_key_value_heads\": 8"
+
+static void a_config_json_is_a_model(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        double bf16;
+    } good[] = {
+        {"{\"model_type\": \"llama\", " LLAMA "}", 327680},
+        {"{\"text_config\": {" LLAMA "}}", 327680},
+        {"{\"num_hidden_layers\": 36, \"num_key_value_heads\": 8, \"head_dim\": 128}", 147456},
+        {"{\"num_hidden_layers\": 2, \"num_attention_heads\": 4, \"hidden_size\": 256}", 2048},
+        {"{\"num_hidden_layers\": 61, \"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64}", 70272},
+    };
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        TOOL("--config", file("config.json", good[i].text), "--prefill", "9000", "--json");
+        json_t *document = json();
+        near(number(document, "bytes_per_token", "bf16"), good[i].bf16);
+        json_decref(document);
+    }
+    TOOL("--config", file("config.json", "{\"sliding_window\": 4096, " LLAMA "}"), "--prefill",
+         "9");
+    assert_non_null(strstr(run.out, "counted as full attention"));
+}
+
+static void what_a_config_lacks_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
+        {"{}", "num_hidden_layers"},
+        {"{\"num_hidden_layers\": -3}", "num_hidden_layers"},
+        {"{\"num_hidden_layers\": 1e9}", "num_hidden_layers"},
+        {"{\"num_hidden_layers\": 3}", "num_key_value_heads"},
+        {"{\"num_hidden_layers\": 3, \"num_key_value_heads\": 8}", "num_attention_heads"},
+        {"{\"num_hidden_layers\": 3, \"num_attention_heads\": 8}", "hidden_size"},
+        {"{\"num_hidden_layers\": 3, \"num_attention_heads\": 8, \"hidden_size\": 4}", "head_dim"},
+        {"{\"num_hidden_layers\": 3, \"kv_lora_rank\": 512}", "qk_rope_head_dim"},
+        {"{\"num_hidden_layers\": 3, \"num_key_value_heads\": 8, \"head_dim\": 72}", "multiple"},
+        {"[1, 2", "line 1"},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        TOOL("--config", file("config.json", bad[i].text));
+        assert_int_equal(run.code, 2);
+        if (!strstr(run.err, bad[i].says))
+            fail_msg("'%s' does not name %s", run.err, bad[i].says);
+    }
+}
+
+static void wrong_words_get_the_nearest(void **state)
+{
+    (void)state;
+    TOOL("--model", "lama-3-70b");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "did you mean 'llama-3-70b'"));
+    TOOL("--model", "llama-3-8b", "--prefill", "0");
+    assert_int_equal(run.code, 2);
+    TOOL("--model", "llama-3-8b", "--block", "20");
+    assert_int_equal(run.code, 2);
+    TOOL("--model", "llama-3-8b", "--config", "x");
+    assert_int_equal(run.code, 2);
+    TOOL("--json");
+    json_t *document = json();
+    assert_true(json_array_size(json_object_get(document, "models")) > 15);
+    json_decref(document);
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    rig_dir_make(dir, sizeof(dir));
+    return 0;
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    rig_dir_remove(dir);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(seventy_billion),
+        cmocka_unit_test(bytes_are_those_of_the_shape),
+        cmocka_unit_test(records_are_the_librarys),
+        cmocka_unit_test(the_published_example),
+        cmocka_unit_test(drives_wear_out),
+        cmocka_unit_test(a_users_file_adds_and_replaces),
+        cmocka_unit_test(bad_data_is_named),
+        cmocka_unit_test(a_config_json_is_a_model),
+        cmocka_unit_test(what_a_config_lacks_is_named),
+        cmocka_unit_test(wrong_words_get_the_nearest),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}
