@@ -44,7 +44,7 @@ void kvt_usage_print(void)
     printf("usage: kvtier COMMAND [OPTION...]\n\n"
            "Keeps a language model's KV cache in DRAM and on disk.\n\n");
     for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++)
-        printf("  %-12s %s\n", kvt_commands[i].name, kvt_commands[i].summary);
+        printf("  %-15s %s\n", kvt_commands[i].name, kvt_commands[i].summary);
     printf("\n  kvtier COMMAND --help   options of a command; each has --json\n"
            "  kvtier --version        version and build\n\n"
            "exit codes: 0 ok, 1 found a problem, 2 wrong usage\n");
@@ -74,7 +74,7 @@ static int print_family(const char *word)
             continue;
         if (!found++)
             printf("usage: kvtier %s WHAT [OPTION...]\n\n", word);
-        printf("  %-12s %s\n", kvt_commands[i].name + len + 1, kvt_commands[i].summary);
+        printf("  %-15s %s\n", kvt_commands[i].name + len + 1, kvt_commands[i].summary);
     }
     return found;
 }
