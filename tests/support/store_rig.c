@@ -293,6 +293,10 @@ static const struct kvt_msg *ask(struct rig *rig, uint32_t client, void *msg)
     free(msg);
     rig_settle(rig);
     reply = rig_reply(rig, cookie);
+    for (int seconds = 0; rig->patient && !reply && seconds < 60; seconds++) {
+        rig_advance(rig, 1000000000);
+        reply = rig_reply(rig, cookie);
+    }
     assert_non_null(reply);
     return reply;
 }

@@ -46,6 +46,7 @@ struct rig {
     int64_t now_ns;
     uint64_t cookie;
     bool check_each_step;
+    bool patient;  /* a reply may take a minute of the store's time: the drive is failing */
     uint8_t write; /* of the ALLOCs that follow */
     bool held_io;  /* completions are held back: settle() does not wait for them */
     /* Takes a grant out of the replies: true when it is the test's own business. */
