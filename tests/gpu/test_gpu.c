@@ -449,6 +449,48 @@ static void test_job_refusals(void **state)
 }
 
 /* The engine's stream comes first, and what it does later can wait for us. */
+/* Copies of a job over 40 records, adjacent or with a gap between all of them. */
+static int copies_of(struct kvt_gpu_plan *plan, uint8_t *memory, size_t gap, int evict)
+{
+    struct kvt_gpu_order order = {.path = KVT_GPU_PATH_COPY};
+    struct kvt_gpu_item items[40];
+    struct kvt_gpu_job *job;
+    int before = fake->copies;
+    for (uint32_t i = 0; i < 40; i++)
+        items[i] = (struct kvt_gpu_item){memory + i * gap * 4096, i % 4};
+    assert_int_equal(evict ? kvt_gpu_evict(plan, items, 40, &order, &job)
+                           : kvt_gpu_restore(plan, items, 40, &order, &job),
+                     0);
+    assert_int_equal(kvt_gpu_job_poll(job, 1), 1);
+    for (size_t i = 0; i < 40; i++)
+        assert_int_equal(kvt_gpu_job_result(job, i, NULL), 0);
+    kvt_gpu_job_free(job);
+    return fake->copies - before;
+}
+
+/* An eviction starts with small waves, a restore ends with them; neighbours are one copy a wave. */
+static void test_waves(void **state)
+{
+    struct rig rig;
+    struct kvt_gpu_plan *plan;
+    struct kvt_gpu_stage_opts opts = {.wave = 32, .depth = 3, .records_max = 40, .jobs_max = 2};
+    uint8_t *memory = aligned_alloc(4096, 80 * 4096);
+    (void)state;
+    need_kernels();
+    assert_non_null(memory);
+    memset(memory, 0, 80 * 4096);
+    rig_open(&rig);
+    assert_int_equal(
+        kvt_gpu_plan_new(rig.gpu, &rig.layout, 0, KVT_LEVEL_KV4, &rig.pool, &opts, &plan), 0);
+    assert_int_equal(copies_of(plan, memory, 1, 1), 4); /* 8, 12, 18, 2 */
+    assert_int_equal(copies_of(plan, memory, 1, 0), 5); /* 20, 10, 5, 3, 2 */
+    assert_int_equal(copies_of(plan, memory, 2, 1), 40);
+    assert_int_equal(copies_of(plan, memory, 2, 0), 40);
+    kvt_gpu_plan_free(plan);
+    rig_close(&rig);
+    free(memory);
+}
+
 static void test_engine_stream(void **state)
 {
     struct rig rig;
@@ -604,6 +646,7 @@ int main(void)
         cmocka_unit_test_setup(test_plan_refusals, reset),
         cmocka_unit_test_setup(test_plan_failures, reset),
         cmocka_unit_test_setup(test_job_refusals, reset),
+        cmocka_unit_test_setup(test_waves, reset),
         cmocka_unit_test_setup(test_engine_stream, reset),
         cmocka_unit_test_setup(test_device_fault, reset),
         cmocka_unit_test_setup(test_queueing_failures, reset),

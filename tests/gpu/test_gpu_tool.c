@@ -1,0 +1,70 @@
+/* Goal: `kvtier bench sessions` says what it did: every session is held when DRAM and disk are
+ * large enough, the classes of its turns add up, and without a GPU it exits 1 with a reason.
+ *
+ * Method: the built tool over the fake driver, a small model, pages for a third of the sessions.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <string.h>
+
+#include "gpu/gpu.h"
+#include "support/run_tool.h"
+
+static struct tool_run run;
+
+static long long number(const json_t *object, const char *name)
+{
+    const json_t *value = json_object_get(object, name);
+    assert_true(json_is_integer(value));
+    return json_integer_value(value);
+}
+
+static void test_sessions(void **state)
+{
+    static const char *const names[] = {"l0", "dram", "disk", "recomputed"};
+    const char *const argv[] = {"kvtier",    "bench",      "sessions", "--driver", KVT_FAKE_CUDA,
+                                "--layers",  "2",          "--pool",   "16MiB",    "--dram",
+                                "96MiB",     "--json",     "--tokens", "512",      "--prompt",
+                                "32",        "--sessions", "12",       "--turns",  "2",
+                                "--percent", "10",         NULL};
+    long long turns = 0;
+    (void)state;
+    if (!kvt_gpu_kernels_built())
+        skip();
+    tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.err, "C(512) = 0.012 s"));
+    json_t *all = json_loads(run.out, 0, NULL);
+    assert_non_null(all);
+    for (size_t i = 0; i < 4; i++)
+        turns += number(json_object_get(json_object_get(all, "turns"), names[i]), "turns");
+    assert_int_equal(turns, 24);
+    assert_int_equal(number(all, "hbm_only_bf16"), 4);
+    assert_float_equal(json_real_value(json_object_get(all, "held")), 12.0, 0.01);
+    assert_float_equal(json_real_value(json_object_get(all, "held_ratio")), 3.0, 0.01);
+    assert_int_equal(number(all, "evicted_unsaved"), 0);
+    assert_true(number(json_object_get(json_object_get(all, "turns"), "dram"), "turns") > 0);
+    json_decref(all);
+}
+
+static void test_no_gpu(void **state)
+{
+    const char *const argv[] = {"kvtier", "bench", "sessions", "--driver", "/nonexistent.so", NULL};
+    (void)state;
+    tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+    assert_int_equal(run.code, 1);
+    assert_true(strlen(run.err) > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sessions),
+                                       cmocka_unit_test(test_no_gpu)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
