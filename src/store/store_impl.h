@@ -176,6 +176,8 @@ struct kvt_store {
     uint32_t disk_count;
     uint64_t sequence_next;
     uint64_t sequence_reserved;
+    uint64_t sequence_floor; /* records numbered below it are numbered anew before they are written:
+                                a root that came later has higher numbers */
     uint32_t record_bytes_min; /* smallest and largest of all namespaces opened */
     uint32_t record_bytes_max;
     int enabled;

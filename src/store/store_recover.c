@@ -307,6 +307,7 @@ int kvt_store_root_add(struct kvt_store *store, const struct kvt_store_root *roo
         return err;
     }
     store->params.roots_pending -= store->params.roots_pending > 0;
+    store->sequence_floor = store->sequence_next;
     store->activity++;
     store->sweep_on = 1;
     note_unsaved(store);

@@ -9,7 +9,8 @@
  *     lower one is there.
  *  4. A batch takes the oldest of the queue, 1 to 16 MiB. A smaller one waits GATHER for company,
  *     unless somebody flushes. At most two batches of a root are in flight (the log's rule).
- *  5. A record that lands after its block has gone (purged, replaced) is not published; a purged
+ *  5. A record older than a root that came later is numbered anew before it is written.
+ *  6. A record that lands after its block has gone (purged, replaced) is not published; a purged
  *     one is erased, as soon as the journal explains why.
  * Threads: the store's owner. Allocates at open only.
  */
@@ -111,6 +112,28 @@ static void write_record_done(struct kvt_l2_write *write)
     s->at_end = 0;
 }
 
+/* A record that was begun before a root came has a number from before that root's: recovery would
+ * take an older record of its key for the newer one, or an earlier purge for a later one. It gets a
+ * number of now; nobody reads the slot meanwhile (false: somebody does, later then). A record that
+ * is not what was committed is left as it is: no load will take it. */
+static bool number_anew(struct kvt_store *store, uint32_t slot)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+    struct kvt_record_header *header = (struct kvt_record_header *)kvt_slot_bytes(store, slot);
+
+    if (s->sequence >= store->sequence_floor)
+        return true;
+    if (s->pins)
+        return false;
+    if (kvt_record_verify(header, s->record_bytes, &s->key, s->checksum) == 0) {
+        header->sequence = store->sequence_next;
+        header->checksum = kvt_record_checksum(header, s->record_bytes);
+        s->checksum = header->checksum;
+    }
+    s->sequence = store->sequence_next++;
+    return true;
+}
+
 /* What the log needs to know of a record. The parent comes from the header in the slot; it only
  * ever orders eviction, so a client that changes it after COMMIT harms its own chain. */
 static void write_fill(struct kvt_store *store, struct kvt_store_write *w, uint32_t slot)
@@ -152,6 +175,8 @@ static bool batch_out(struct kvt_store *store, uint32_t root)
          slot = kvt_slot_at(&store->slots, slot)->queue_prev) {
         struct kvt_store_write *w = store->write_free;
 
+        if (!number_anew(store, slot))
+            continue;
         bytes += kvt_slot_at(&store->slots, slot)->record_bytes;
         if (count && bytes > KVT_STORE_BATCH_BYTES_MAX)
             break;

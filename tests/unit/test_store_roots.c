@@ -283,6 +283,53 @@ static void test_a_root_comes_later(void **state)
     }
 }
 
+/* What was stored before a root came is newer than what lies in the root, and than every purge of
+ * its journal, whatever the numbers say: a flush after the root came holds for it. */
+static void test_what_was_stored_before_a_root_came_stays_the_newer(void **state)
+{
+    struct rig_options options = rig_defaults();
+    uint64_t again = 3, better = 5;
+    struct kvt_io *io, *after = NULL;
+    static struct rig rig, other, next;
+    uint8_t map = 0;
+    uint32_t ns;
+
+    (void)state;
+    /* the owner before: stores 1 to 20, purges the namespace, stores 5 anew */
+    options.disk_cap_bytes = 32u << 20;
+    rig_open(&other, &options, NULL);
+    ns = rig_ns(&other, 1, pages);
+    assert_int_equal(put_each(&other, ns, 1, 20, KV4), 20);
+    assert_int_equal(rig_keys(&other, KVT_OP_PURGE, ns, NULL, 0), 20);
+    assert_int_equal(put_each(&other, ns, 5, 1, KV4), 1);
+    assert_int_equal(rig_flush(&other), 0);
+    assert_int_equal(kvt_io_mem_clone(fault_io_inner(other.io), &io), 0);
+    rig_close(&other);
+    /* without the root: 1 to 4, of which 3 is purged and stored again; 5 at a better level */
+    options.disk_cap_bytes = 0;
+    options.roots_pending = 1;
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(put_each(&rig, ns, 1, 4, KV4), 4);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, &again, 1), 1);
+    assert_int_equal(put_each(&rig, ns, again, 1, KV4), 1);
+    assert_int_equal(rig_put(&rig, ns, &better, 1, 0, KV8, false, NULL), 1);
+    assert_int_equal(add(&rig, io), 0);
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_int_equal(get_each(&rig, ns, 1, 5, 0), 5);
+    /* the next process */
+    assert_int_equal(kvt_io_mem_clone(rig.second, &after), 0);
+    rig_close(&rig);
+    options.disk_cap_bytes = 32u << 20;
+    options.roots_pending = 0;
+    rig_open(&next, &options, after);
+    ns = rig_ns(&next, 1, pages);
+    assert_int_equal(get_each(&next, ns, 1, 5, 0), 5);
+    assert_int_equal(rig_get(&next, ns, &better, 1, 0, NULL, &map), 1);
+    assert_int_equal(map, KV8);
+    rig_close(&next);
+}
+
 /* One that cannot be used leaves the store as it was. */
 static void test_a_root_that_cannot_be_used_is_refused(void **state)
 {
@@ -372,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_open_names_the_bad_root),
         cmocka_unit_test(test_newer_of_two_roots),
         cmocka_unit_test(test_a_root_comes_later),
+        cmocka_unit_test(test_what_was_stored_before_a_root_came_stays_the_newer),
         cmocka_unit_test(test_a_root_that_cannot_be_used_is_refused),
         cmocka_unit_test(test_a_root_dies_in_mid_run),
     };
