@@ -26,6 +26,10 @@ demo: ## a real model remembers a long document: builds llama.cpp, fetches a sma
 test: ## every test: unit, model, cases, sanitizers, llama.cpp, install, lint
 	@scripts/test.sh
 
+soak: ## MINUTES=n (30): fail at N, planted bugs, models and crashes by fresh seeds, fuzzers
+	@scripts/setup.sh test
+	@scripts/soak.sh $(or $(MINUTES),30)
+
 lint: ## format, includes, sizes, banned functions, headers, symbols, cppcheck, clang-tidy
 	@scripts/setup.sh lint
 	@scripts/build.sh release products
@@ -41,6 +45,6 @@ install: ## into PREFIX (default /usr/local), below DESTDIR when set; under sudo
 	@rm -f build/install_manifest.txt # root's, in a directory that may be somebody else's
 
 clean: ## remove build trees; downloads stay
-	@rm -rf build build-asan build-tsan build-dev
+	@rm -rf build build-asan build-tsan build-dev build-fuzz build-planted
 
-.PHONY: help build demo test lint bench install clean
+.PHONY: help build demo test soak lint bench install clean

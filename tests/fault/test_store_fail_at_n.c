@@ -322,7 +322,7 @@ static bool run_at(size_t flow, const struct failure *failure, uint64_t n, const
         uint32_t ns = rig_ns(&rig, 1, pages);
 
         rig.patient = true;
-        /* a segment that cannot be read at open is taken for an empty one: misses, and room */
+        /* what could not be read while the root was opened may be misses (known-gaps.md) */
         if (fault_io_rule_state(faulty, number)->fired)
             memset(acks.flushed, 0, sizeof acks.flushed);
         flows[flow].run(&rig, ns, &acks);
