@@ -97,7 +97,10 @@ STRINGS = (
 )
 
 
-def namespace(identity, block_tokens, parts, codec_version=0):
+WITH_GROUPS = 200  # layouts from this number on list groups
+
+
+def namespace(identity, block_tokens, parts, groups=(), codec_version=0):
     message = b"kvt-namespace-v1\0"
     for name in STRINGS:
         message += string(identity.get(name, b""))
@@ -107,12 +110,16 @@ def namespace(identity, block_tokens, parts, codec_version=0):
     message += u32(block_tokens) + u32(len(parts))
     for part in parts:
         message += b"".join(u32(field) for field in part)
+    if groups:
+        message += u32(len(groups))
+    for number, kind, tokens, window in groups:
+        message += u32(number) + u32(kind) + u32(tokens or block_tokens) + u32(window)
     message += u32(codec_version)
     return hashlib.sha256(message).digest()[:16]
 
 
 def identity(number):
-    """Identity and layout `number`: strings, sizes and parts, drawn in this order."""
+    """Identity and layout `number`: strings, sizes, parts and groups, drawn in this order."""
     rng = Splitmix64(1000003 + number)
     result = {}
     for name in STRINGS:
@@ -128,12 +135,17 @@ def identity(number):
         dtype, group = 1 + rng.below(3), rng.below(4)
         for kind in (1, 2):
             parts.append((kind, dtype, group, layer, heads, dim))
-    return result, block_tokens, parts
+    groups = []
+    for group in range(1 + rng.below(4) if number >= WITH_GROUPS else 0):
+        kind = rng.below(3)
+        tokens = 16 * (1 + rng.below(64)) if rng.below(4) else 0
+        groups.append((group, kind, tokens, 1 + rng.below(8192) if kind == 1 else 0))
+    return result, block_tokens, parts, groups
 
 
 def namespaces_text():
     lines = ["# identity, namespace id"]
-    for number in range(200):
+    for number in range(WITH_GROUPS + 100):
         lines.append(f"{number} {namespace(*identity(number)).hex()}")
     return "\n".join(lines) + "\n"
 

@@ -15,11 +15,14 @@
 #include "kvtier/key.h"
 
 #define PARTS_MAX 80
+#define WITH_GROUPS 200u /* golden layouts from this number on list groups */
+#define GOLDEN (WITH_GROUPS + 100u)
 
 struct subject {
     struct kvt_identity identity;
     struct kvt_layout layout;
     struct kvt_part parts[PARTS_MAX];
+    struct kvt_group groups[4];
     char text[9][32];
     uint8_t salt[32];
 };
@@ -74,6 +77,19 @@ static void draw_subject(struct subject *s, uint64_t number)
                                                                  .heads = heads,
                                                                  .head_dim = dim};
     }
+    if (number >= WITH_GROUPS)
+        s->layout.group_count = 1 + (uint32_t)kvt_rng_below(&rng, KVT_ARRAY_LEN(s->groups));
+    s->layout.groups = s->layout.group_count ? s->groups : NULL;
+    for (uint32_t i = 0; i < s->layout.group_count; i++) {
+        struct kvt_group *group = &s->groups[i];
+
+        group->group = (uint16_t)i;
+        group->kind = (uint8_t)kvt_rng_below(&rng, 3);
+        if (kvt_rng_below(&rng, 4))
+            group->block_tokens = 16 * (1 + (uint32_t)kvt_rng_below(&rng, 64));
+        if (group->kind == KVT_GROUP_WINDOW)
+            group->window_tokens = 1 + (uint32_t)kvt_rng_below(&rng, 8192);
+    }
 }
 
 static void id_of(const struct subject *s, uint8_t id[KVT_NS_BYTES])
@@ -94,7 +110,7 @@ static void test_golden(void **state)
     assert_non_null(file);
     assert_int_equal(KVT_CODEC_FORMAT_VERSION, 0); /* make the file again when it changes */
     assert_non_null(fgets(line, sizeof line, file));
-    for (uint64_t i = 0; i < 200; i++) {
+    for (uint64_t i = 0; i < GOLDEN; i++) {
         uint8_t id[KVT_NS_BYTES];
         int at;
 
