@@ -126,6 +126,30 @@ static void sets_follow_their_bounds(void **state)
     }
 }
 
+/* Where nearly everything is raw a mixed record saves no page: the raw one is taken, without a
+ * table.
+ */
+static void a_mixed_record_is_shorter_than_a_raw_one(void **state)
+{
+    const struct kvt_map *raw = shape.uniform[KVT_LEVEL_RAW];
+    unsigned gained = 0, taken = 0;
+    (void)state;
+    for (uint32_t coded = 0; coded < ENTRIES; coded++) {
+        uint8_t bounds[(ENTRIES + 1) / 2];
+        memset(bounds, KVT_LEVEL_RAW * 17, sizeof(bounds));
+        kvt_map_set(bounds, coded, KVT_LEVEL_INT4);
+        struct kvt_map_set *set = kvt_map_set_new(&shape, bounds);
+        assert_non_null(set);
+        const struct kvt_map *map = set->at[KVT_LEVEL_KV4];
+        if (map != raw)
+            assert_true(map->record_bytes < raw->record_bytes);
+        gained += map != raw;
+        taken += map == raw;
+        kvt_map_set_free(set);
+    }
+    assert_true(gained > 0 && taken > 0);
+}
+
 static void excluded_layers_become_bounds(void **state)
 {
     struct kvt_settings settings = {.exclude_count = 2,
@@ -270,6 +294,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(uniform_maps_say_what_a_level_comes_to),
         cmocka_unit_test(sets_follow_their_bounds),
+        cmocka_unit_test(a_mixed_record_is_shorter_than_a_raw_one),
         cmocka_unit_test(excluded_layers_become_bounds),
         cmocka_unit_test(payloads_decode_alone_or_not_at_all),
         cmocka_unit_test(uniform_payloads_too),
