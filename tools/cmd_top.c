@@ -6,6 +6,7 @@
  * anew, and gives no rate.
  * Threads: one. The terminal is top_screen.c's.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -341,6 +342,10 @@ int kvt_cmd_top(int argc, char **argv)
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
+    if (access(top.path, R_OK | X_OK)) {
+        kvt_cli_error(COMMAND, "%s: %s", top.path, strerror(errno));
+        return KVT_EXIT_PROBLEM;
+    }
     if (sample(&top)) {
         kvt_cli_error(COMMAND,
                       "%s: no statistics there: no cache has written any (it does so in its first "

@@ -35,7 +35,8 @@ struct kvt_req;
  * config unless it says env=no (docs/config.md). Blocks: while L2 roots are scanned. A root that
  * cannot be used (locked, read-only, not ours, newer) fails the open when disk_required=yes, else
  * the cache runs without it, logs one warning and says so in kvt_stats_each ("disk.state"). Returns
- * 0; -ENOMEM; a KVT_E_* code of error.h.
+ * 0; -errno of the system (-ENOMEM, -EMFILE, -EAGAIN: no thread to be had, ...); a KVT_E_* code of
+ * error.h.
  * error: optional, error_len bytes. On failure one sentence that names the thing and the remedy; on
  * success "", or one sentence for each root that the cache runs without. So print it whenever it is
  * not empty. *out is owned by the caller until kvt_close(). */
@@ -305,7 +306,9 @@ long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 /* Write what is queued and sync it to the drive. After 0, every block committed before the call is
  * there after a crash, or has been evicted by policy. Blocks. 0; KVT_E_DROPPED some blocks since
  * the last flush had to leave DRAM unwritten (the counters of disk.* say why), the rest is there;
- * -EIO; KVT_E_NO_SPACE; ... */
+ * -EIO; KVT_E_NO_SPACE; where disks are configured and none is in use, the code of the first:
+ * KVT_E_LOCKED (another process holds it, it is tried again), KVT_E_NEWER, ... : nothing is on
+ * disk. Without disks in the configuration there is nothing to do, and 0. */
 int kvt_flush(struct kvt_cache *cache);
 
 /* Run-time switch: 0 makes every lookup and load a miss and every store a no-op whose blocks end

@@ -276,6 +276,23 @@ static void tell_missing_roots(const struct kvt_cache *cache, char *error, size_
     }
 }
 
+/* What to do about what the system has refused. */
+static const char *remedy(int code)
+{
+    switch (code) {
+    case -EMFILE:
+        return "; raise this process's limit of open files (ulimit -n)";
+    case -ENFILE:
+        return "; the whole machine has no file descriptor left (fs.file-max)";
+    case -EAGAIN:
+        return "; a thread cannot be started: raise the limits of processes (ulimit -u) and memory";
+    case -ENOMEM:
+        return "; make dram smaller, or raise the limit of memory (ulimit -v)";
+    default:
+        return "";
+    }
+}
+
 int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *error, size_t error_len)
 {
     char ignored[8];
@@ -294,15 +311,20 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
     cache->event_fd = cache->wake_fd = -1;
     (void)snprintf(cache->gpu_state, sizeof(cache->gpu_state), "not asked for");
     lists_init(cache);
+    struct kvt_fsize_guard guard;
+    kvt_fsize_hold(&guard);
     int rc = locks_init(cache);
     if (rc == 0)
         rc = open_parts(cache, config, error, error_len);
     if (rc != 0) {
         if (error[0] == '\0')
-            (void)snprintf(error, error_len, "the cache cannot be opened: %s", kvt_strerror(rc));
+            (void)snprintf(error, error_len, "the cache cannot be opened: %s%s", kvt_strerror(rc),
+                           remedy(rc));
         tear_down(cache);
+        kvt_fsize_release(&guard);
         return rc;
     }
+    kvt_fsize_release(&guard);
     tell_missing_roots(cache, error, error_len);
     *out = cache;
     return 0;
@@ -334,7 +356,10 @@ void kvt_close(struct kvt_cache *cache)
         pthread_cond_wait(&cache->idle, &cache->lock);
     pthread_mutex_unlock(&cache->lock);
     free_handles(cache);
+    struct kvt_fsize_guard guard;
+    kvt_fsize_hold(&guard);
     tear_down(cache);
+    kvt_fsize_release(&guard);
 }
 
 int kvt_event_fd(struct kvt_cache *cache)

@@ -295,11 +295,14 @@ int kvt_flush(struct kvt_cache *cache)
     if (rc != 0)
         return rc;
     struct kvt_call call;
+    int missing = kvt_roots_missing(cache);
     cache->callers++;
     call_init(&call);
     struct kvt_msg *msg =
         call_begin(cache, &call, sizeof(*msg), KVT_OP_FLUSH, 0, 0, sizeof(struct kvt_msg));
     rc = call_finish(cache, &call, msg);
+    if (rc >= 0)
+        rc = missing;
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);

@@ -12,6 +12,7 @@
 #define KVT_CLIENT_CLIENT_H
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/queue.h>
@@ -318,6 +319,8 @@ int kvt_arena_map(struct kvt_cache *cache, char *error, size_t error_len);
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
 int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len);
 void kvt_roots_close(struct kvt_cache *cache);
+/* Roots are configured and none is in use: why the first one is not; else 0. Lock held. */
+int kvt_roots_missing(const struct kvt_cache *cache);
 /* Try again, in the background, to take the roots that another process holds. */
 int kvt_roots_retry_start(struct kvt_cache *cache);
 void kvt_roots_retry_stop(struct kvt_cache *cache);
@@ -431,6 +434,15 @@ void kvt_reply_stop(struct kvt_cache *cache);
 void kvt_reply_wake(struct kvt_cache *cache); /* any thread */
 /* Start a thread of ours: all signals blocked, named. */
 int kvt_thread_start(pthread_t *thread, const char *name, void *(*fn)(void *), void *arg);
+
+/* fsize.c: while the caller's thread writes files for us, a limit on their size is an error of the
+ * write (EFBIG) and not a signal that ends the process. */
+struct kvt_fsize_guard {
+    sigset_t before;
+    bool held;
+};
+void kvt_fsize_hold(struct kvt_fsize_guard *guard);
+void kvt_fsize_release(struct kvt_fsize_guard *guard);
 
 /* entries.c */
 int kvt_requests_init(struct kvt_cache *cache);

@@ -260,6 +260,16 @@ int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len)
     return 0;
 }
 
+int kvt_roots_missing(const struct kvt_cache *cache)
+{
+    if (cache->roots_used > 0)
+        return 0;
+    for (uint32_t i = 0; i < cache->settings->disk_count; i++)
+        if (cache->roots[i].error != 0)
+            return cache->roots[i].error;
+    return 0;
+}
+
 void kvt_roots_close(struct kvt_cache *cache)
 {
     for (uint32_t i = 0; i < KVT_DISKS_MAX; i++) {

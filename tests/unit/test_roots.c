@@ -11,7 +11,9 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -287,6 +289,75 @@ static void the_same_directory_spelt_twice(void **state)
     assert_null(strstr(rig.error, "stop it")); /* that would be this process */
 }
 
+/* A flush where another owner holds the only root says so: nothing of it is on disk. Once the owner
+ * has gone the root is taken over, and a flush holds. */
+static void a_flush_without_the_root_says_so(void **state)
+{
+    struct rig_shape shape = rig_shape_small(BLOCKS);
+    struct kvt_config *config = NULL;
+    struct kvt_cache *second = NULL;
+    char text[512], error[512] = "";
+    int rc = KVT_E_LOCKED;
+
+    (void)state;
+    rig_init(&rig, &shape, "dram=1MiB,disk_required=yes", "32MiB");
+    rig_open(&rig);
+    assert_int_equal(kvt_config_new(&config), 0);
+    snprintf(text, sizeof(text), "%s:32MiB", rig.dir);
+    assert_int_equal(kvt_config_set(config, "dram", "1MiB"), 0);
+    assert_int_equal(kvt_config_set(config, "disk", text), 0);
+    assert_int_equal(kvt_open(config, &second, error, sizeof(error)), 0);
+    assert_true(error[0] != 0);
+    assert_int_equal(kvt_flush(second), KVT_E_LOCKED);
+    rig_close(&rig);
+    for (int i = 0; i < 1000 && rc == KVT_E_LOCKED; i++) {
+        rig_sleep_ms(5);
+        rc = kvt_flush(second);
+    }
+    assert_int_equal(rc, 0);
+    kvt_close(second);
+    kvt_config_free(config);
+}
+
+/* A limit on the size of files is an error of a write, also of the writes that open and close do on
+ * the caller's thread, and does not end the process by a signal. */
+static void a_limit_on_file_size(void **state)
+{
+    static const char *const backends[] = {"auto", "posix"};
+    static const rlim_t limits[] = {100 << 10, 5000, 0};
+
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(backends) * KVT_ARRAY_LEN(limits); i++) {
+        struct rlimit limit = {limits[i / 2], limits[i / 2]};
+        struct rig_shape shape = rig_shape_small(BLOCKS);
+        char options[64];
+        int status;
+        pid_t pid;
+
+        snprintf(options, sizeof(options), "dram=4MiB,io=%s", backends[i % 2]);
+        rig_init(&rig, &shape, options, "64MiB");
+        fflush(stdout);
+        pid = fork();
+        assert_true(pid >= 0);
+        if (pid == 0) {
+            if (setrlimit(RLIMIT_FSIZE, &limit))
+                _exit(90);
+            rig_open(&rig);
+            (void)rig_store(&rig, 1, 8, 0, NULL);
+            if (rig_load(&rig, 1, 8, NULL) != 8) /* DRAM serves all the same */
+                _exit(91);
+            (void)kvt_flush(rig.cache);
+            rig_close(&rig);
+            _exit(0);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status));
+        assert_int_equal(WEXITSTATUS(status), 0);
+        rig_free(&rig);
+    }
+    memset(&rig, 0, sizeof(rig));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -297,6 +368,8 @@ int main(void)
         cmocka_unit_test_teardown(a_name_of_ours_is_no_proof, tear_down),
         cmocka_unit_test_teardown(odd_files_in_a_root, tear_down),
         cmocka_unit_test_teardown(the_same_directory_spelt_twice, tear_down),
+        cmocka_unit_test_teardown(a_flush_without_the_root_says_so, tear_down),
+        cmocka_unit_test(a_limit_on_file_size),
     };
     int failed;
 
