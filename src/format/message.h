@@ -15,7 +15,10 @@
  *   ACQUIRE keys, deadline         ->   GRANT (one per key): slot pinned, or a status
  *   (verify, decode)
  *   RELEASE slots, good or bad     ->   -   (bad: the store drops that record, counted)
- *   CANCEL cookie of an ACQUIRE    ->   the GRANTs still owed arrive with KVT_E_CANCELED
+ *   ACQUIRE direct                 ->   GRANT: a record in DRAM as above; one on disk only stays
+ * there, pinned: root, segment, offset (read the file, verify, decode) RELEASE direct ->   - (bad:
+ * the store drops the disk's copy) CANCEL cookie of an ACQUIRE    ->   the GRANTs still owed arrive
+ * with KVT_E_CANCELED
  */
 #ifndef KVT_FORMAT_MESSAGE_H
 #define KVT_FORMAT_MESSAGE_H
@@ -149,7 +152,7 @@ struct kvt_slot_ref {
     uint32_t generation;
     uint64_t checksum; /* COMMIT: the record's checksum; else 0 */
     int32_t status;    /* RELEASE: 0 good, KVT_E_CORRUPT bad; COMMIT_REPLY: outcome */
-    uint32_t reserved;
+    uint32_t direct;   /* RELEASE: 1: of a direct GRANT */
 };
 
 struct kvt_msg_slots { /* COMMIT, ABORT, RELEASE, and the reply of COMMIT */
@@ -161,7 +164,8 @@ struct kvt_msg_acquire {
     struct kvt_msg msg;
     int64_t deadline_ns; /* absolute, the store's clock (CLOCK_MONOTONIC); INT64_MAX: none */
     uint8_t min_level;
-    uint8_t reserved[7];
+    uint8_t direct; /* 1: what is on disk only need not be read into DRAM */
+    uint8_t reserved[6];
     struct kvt_msg_key keys[];
 };
 
@@ -171,11 +175,14 @@ struct kvt_msg_grant {
     uint32_t slot;
     uint32_t generation;
     uint32_t record_bytes;
-    uint64_t arena_offset;
-    uint64_t checksum; /* what the record must hash to */
+    uint64_t arena_offset; /* direct: offset in the segment's file */
+    uint64_t checksum;     /* what the record must hash to; direct: 0, the header says it, and the
+                              header's key must be compared too */
     uint8_t map;
-    uint8_t tier; /* where it was when asked: enum kvt_tier */
-    uint8_t reserved[6];
+    uint8_t tier;   /* where it was when asked: enum kvt_tier */
+    uint8_t direct; /* 1: not in the arena; (slot, generation) names the pin */
+    uint8_t root;   /* direct: number of the disk */
+    uint32_t segment;
 };
 
 struct kvt_msg_cancel {

@@ -29,6 +29,7 @@
     X(commit_aborted, "store.aborted", "slots given back uncommitted")                            \
     X(load_granted_dram, "load.granted_dram", "blocks granted from DRAM")                         \
     X(load_granted_disk, "load.granted_disk", "blocks granted from disk")                         \
+    X(load_granted_direct, "load.granted_direct", "blocks granted where they lie on disk")        \
     X(load_miss, "load.miss", "blocks asked for and absent")                                      \
     X(load_miss_pending, "load.miss_pending", "loads ended by a block being stored")              \
     X(load_miss_level, "load.miss_level", "loads ended by a block below the minimum level")       \

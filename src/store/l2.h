@@ -132,6 +132,13 @@ void kvt_l2_drained(struct kvt_l2 *l2, uint32_t segment);
 /* Queue a read; the next run starts it. Never refuses. */
 void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read);
 
+/* Keep a record's segment from being recycled while somebody else reads it there. 0; KVT_E_STALE it
+ * is being recycled; KVT_E_CLOSED; KVT_E_INVAL. unhold: once for each. Holds left at close are
+ * void.
+ */
+int kvt_l2_hold(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages);
+void kvt_l2_unhold(struct kvt_l2 *l2, struct kvt_l2_where where);
+
 /* Write a list of journal items, fdatasync, then done(ctx, status). One at a time: -EAGAIN. */
 int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint32_t count,
                    void (*done)(void *ctx, int status), void *ctx);

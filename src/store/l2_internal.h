@@ -68,7 +68,7 @@ struct kvt_l2_segment {
     uint64_t min_sequence; /* of the entries its file may show; UINT64_MAX: none, for certain */
     uint64_t bytes;        /* of its file */
     int64_t retry_ns;      /* ran out of space: not taken again before */
-    uint32_t busy;         /* reads accepted and erases queued: not recycled while > 0 */
+    uint32_t busy;         /* reads accepted, holds, erases queued: not recycled while > 0 */
     uint32_t older, newer; /* list of SEALED segments by age */
     int8_t slot;           /* in files[], -1: not open */
     uint8_t state;         /* enum kvt_l2_state */

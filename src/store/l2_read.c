@@ -222,6 +222,21 @@ void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read)
     list_push(&l2->read_queue, read);
 }
 
+int kvt_l2_hold(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
+{
+    int rc = check_range(l2, where, pages);
+
+    if (rc || l2->closing)
+        return rc ? rc : KVT_E_CLOSED;
+    l2->segments[where.segment].busy++;
+    return 0;
+}
+
+void kvt_l2_unhold(struct kvt_l2 *l2, struct kvt_l2_where where)
+{
+    l2->segments[where.segment].busy--;
+}
+
 static void erase_next(struct kvt_l2 *l2)
 {
     struct kvt_l2_erase_queue *erase = &l2->erase;

@@ -163,6 +163,7 @@ void kvt_store_client_gone(struct kvt_store *store, uint32_t client)
 {
     store->activity++;
     kvt_loads_client_gone(store, client);
+    kvt_directs_client_gone(store, client);
     for (uint32_t slot = 0; slot < store->slots.arena.touched; slot++) {
         struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
         uint32_t held = 0;

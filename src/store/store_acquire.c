@@ -22,6 +22,7 @@ int kvt_loads_init(struct kvt_store *store)
         store->items[i].next = i + 1 < KVT_STORE_ITEMS ? i + 1 : KVT_NO_NUMBER;
     for (uint32_t i = 0; i < KVT_STORE_LOADS; i++)
         store->loads[i].next = i + 1 < KVT_STORE_LOADS ? i + 1 : KVT_NO_NUMBER;
+    kvt_directs_init(store);
     store->acquires = store->prefetches = (struct kvt_load_list){KVT_NO_NUMBER, KVT_NO_NUMBER};
     return 0;
 }
@@ -112,7 +113,10 @@ void kvt_load_item_let_go(struct kvt_store *store, uint32_t item)
         kvt_slot_unpin(&store->slots, i->slot);
         kvt_slot_settle(store, i->slot);
     }
+    if (i->direct != KVT_NO_NUMBER)
+        kvt_direct_give(store, i->direct);
     i->slot = KVT_SLOT_NONE;
+    i->direct = KVT_NO_NUMBER;
 }
 
 void kvt_load_end(struct kvt_store *store, uint32_t number, int32_t status, bool silent)
@@ -188,6 +192,7 @@ static int32_t load_new(struct kvt_store *store, uint32_t client, const struct k
                                      .waiter_next = KVT_NO_NUMBER,
                                      .load = number,
                                      .slot = KVT_SLOT_NONE,
+                                     .direct = KVT_NO_NUMBER,
                                      .index = i};
         *link = item;
         link = &it->next;
@@ -208,7 +213,9 @@ static int32_t load_new(struct kvt_store *store, uint32_t client, const struct k
 void kvt_handle_acquire(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
 {
     const struct kvt_msg_acquire *request = (const struct kvt_msg_acquire *)msg;
-    struct kvt_load like = {.deadline_ns = request->deadline_ns, .min_level = request->min_level};
+    struct kvt_load like = {.deadline_ns = request->deadline_ns,
+                            .min_level = request->min_level,
+                            .direct = request->direct};
     int32_t status = 0;
 
     if (!store->enabled) {
@@ -282,6 +289,10 @@ void kvt_handle_release(struct kvt_store *store, uint32_t client, const struct k
     for (uint32_t i = 0; i < msg->count; i++) {
         const struct kvt_slot_ref *ref = &request->slots[i];
 
+        if (ref->direct) {
+            store->counts.commit_stale += !kvt_direct_release(store, client, ref);
+            continue;
+        }
         if (!kvt_slots_alive(&store->slots, ref->slot, ref->generation) ||
             kvt_slot_at(&store->slots, ref->slot)->filler ||
             !kvt_slot_unhold(&store->slots, ref->slot, client)) {

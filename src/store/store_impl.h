@@ -8,7 +8,8 @@
  *   store_later.c    writes put off
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
  *   store_recover.c  roots at open               store_check.c   every invariant
- *   store_reinsert.c what was hit outlives its segment
+ *   store_reinsert.c what was hit outlives its   store_direct.c  records pinned on disk
+ *                    segment
  *
  * Rules
  *  1. An entry's slot is VALID or READING and names the entry back; FILLING slots name the entry,
@@ -72,9 +73,22 @@ struct kvt_load_item { /* one key of a load */
     uint32_t waiter_next; /* of the slot */
     uint32_t load;
     uint32_t slot;
+    uint32_t direct; /* pin of a record that stays on disk, or KVT_NO_NUMBER */
     uint32_t index;
     uint8_t state;
     uint8_t tier;
+};
+
+#define KVT_STORE_DIRECTS 1024u
+
+struct kvt_store_direct { /* a record pinned where it lies on disk (store_direct.c) */
+    struct kvt_full_key key;
+    struct kvt_l2_where where;
+    uint32_t generation; /* of this pin's lives */
+    uint32_t client;
+    uint32_t record_bytes;
+    uint32_t next; /* free list */
+    uint8_t root, map, used;
 };
 
 struct kvt_load { /* an ACQUIRE or a PREFETCH in progress */
@@ -90,6 +104,7 @@ struct kvt_load { /* an ACQUIRE or a PREFETCH in progress */
     uint8_t min_level;
     uint8_t prefetch;
     uint8_t cut; /* a block was missing: nothing more is started */
+    uint8_t direct;
 };
 
 struct kvt_load_list {
@@ -213,6 +228,9 @@ struct kvt_store {
     struct kvt_store_read reads[KVT_STORE_READS];
     struct kvt_store_read *read_free;
     struct kvt_store_read *read_done;
+    struct kvt_store_direct directs[KVT_STORE_DIRECTS];
+    uint32_t direct_free;
+    uint32_t direct_used;
     uint32_t reads_going;
     uint32_t prefetch_going;
 
@@ -329,6 +347,19 @@ void kvt_grant_send(struct kvt_store *store, uint32_t client, uint64_t cookie, u
 /* ---- store_load.c */
 /* Start reads, grant what is ready, end what is late. Returns the next time to run. */
 int64_t kvt_loads_run(struct kvt_store *store);
+
+/* ---- store_direct.c: records pinned on disk */
+void kvt_directs_init(struct kvt_store *store);
+/* Pin an entry's record on disk for a client. KVT_NO_NUMBER: it cannot be had so (no pin is left,
+ * its segment is going): read it. */
+uint32_t kvt_direct_take(struct kvt_store *store, uint32_t client, uint32_t entry,
+                         const struct kvt_full_key *key);
+void kvt_direct_give(struct kvt_store *store, uint32_t direct);
+void kvt_direct_grant(struct kvt_store *store, const struct kvt_load *load,
+                      const struct kvt_load_item *item);
+/* false: this client has no such pin. */
+bool kvt_direct_release(struct kvt_store *store, uint32_t client, const struct kvt_slot_ref *ref);
+void kvt_directs_client_gone(struct kvt_store *store, uint32_t client);
 
 /* ---- store_read.c */
 void kvt_reads_init(struct kvt_store *store);

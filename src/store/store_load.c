@@ -95,6 +95,15 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
     }
     i->slot = kvt_index_at(&store->index, entry)->slot;
     i->tier = KVT_TIER_DRAM;
+    if (i->slot == KVT_SLOT_NONE && load->direct)
+        i->direct = kvt_direct_take(store, load->client, entry, &full);
+    if (i->direct != KVT_NO_NUMBER) {
+        kvt_policy_hit(&store->policy, entry);
+        i->state = KVT_ITEM_READY;
+        i->tier = KVT_TIER_DISK;
+        load->ahead++;
+        return STARTED;
+    }
     if (i->slot == KVT_SLOT_NONE) {
         enum started started =
             may_read ? start_read(store, load, entry, &full, &i->slot) : WAITS_FOR_READ;
@@ -139,6 +148,11 @@ static int32_t grant(struct kvt_store *store, struct kvt_load *load, struct kvt_
 {
     uint32_t slot = i->slot;
 
+    if (i->direct != KVT_NO_NUMBER) {
+        kvt_direct_grant(store, load, i);
+        i->direct = KVT_NO_NUMBER; /* the client's now */
+        return 0;
+    }
     if (kvt_slot_at(&store->slots, slot)->state != KVT_SLOT_VALID)
         return KVT_E_MISS; /* purged or replaced since it was started */
     if (!kvt_slot_hold(&store->slots, slot, load->client))
