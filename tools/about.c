@@ -34,6 +34,19 @@ static const struct kvt_about abouts[] = {
      "a model's config.json. Without a model it lists those that it knows.",
      "kvtier plan --model llama-3-70b --prefill 18000\nkvtier plan --config config.json --prefill "
      "9000 --traffic 500\nkvtier plan --example"},
+    {"replay",
+     "Sends a trace of requests through the store itself, with a drive in memory and the trace's "
+     "own "
+     "clock, and says what would have been found, where, and what that would have meant: time to "
+     "the "
+     "first token with kvtier's plan, computing everything, and loading everything; GPU seconds "
+     "saved; bytes written. Records are one page each and caps are scaled alike: the store never "
+     "looks into a payload. Times are computed for each request alone, from the rates given. A "
+     "line "
+     "of the trace is a JSON object with timestamp (ms), input_length (tokens) and hash_ids, one "
+     "for "
+     "each block of 512 tokens, standing for it and all before it.",
+     "kvtier replay --trace requests.jsonl --dram 64GiB --disk 2TB\nkvtier replay --generate 5000"},
     {"stat",
      "Answers an operator's three questions about a store directory: is it working (who owns it, "
      "what it holds, how full it is), is it paying (hits by tier, bytes saved), is my data safe "

@@ -9,6 +9,7 @@
 #define KVT_COMMANDS(X)                                                                         \
     X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")        \
     X("plan", kvt_cmd_plan, "does a cache pay for a model, and on which drives?")               \
+    X("replay", kvt_cmd_replay, "would it have paid? A trace of requests through the store")    \
     X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")          \
     X("top", kvt_cmd_top, "what a running cache is doing: hits, rates, queues, drops")          \
     X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                        \

@@ -1,0 +1,287 @@
+/* Goal: `kvtier replay` finds in an unlimited store exactly the prefixes that a trace has in
+ * common, loses some of them with finite sizes and gains them back with a drive; times and GPU
+ * seconds follow; a trace that is malformed is an error with its line. Method: made traces; the
+ * ideal is computed here by a plain set; the store itself and the built binary. The seed is
+ * printed. KVT_TRACE_DIR names a directory with traces of others.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "replay_store.h"
+#include "replay_trace.h"
+#include "support/rig.h"
+#include "support/run_tool.h"
+
+static struct tool_run run;
+static char dir[128];
+
+/* An open hash set of ids: another way than the store's. */
+struct set {
+    uint64_t *slots;
+    size_t mask;
+};
+
+static int set_add(struct set *set, uint64_t id, int add)
+{
+    size_t at = (size_t)((id + 1) * 0x9e3779b97f4a7c15u >> 20) & set->mask;
+    for (; set->slots[at] != 0; at = (at + 1) & set->mask)
+        if (set->slots[at] == id + 1)
+            return 1;
+    if (add)
+        set->slots[at] = id + 1;
+    return 0;
+}
+
+/* Blocks of leading runs that an earlier request had. */
+static uint64_t ideal(const struct replay_trace *trace)
+{
+    struct set set = {.mask = ((size_t)1 << 20) - 1};
+    uint64_t hits = 0;
+    set.slots = calloc(set.mask + 1, sizeof(*set.slots));
+    assert_non_null(set.slots);
+    for (size_t i = 0; i < trace->count; i++) {
+        const struct replay_request *request = &trace->requests[i];
+        uint32_t run_length = 0;
+        while (run_length < request->count && set_add(&set, request->ids[run_length], 0))
+            run_length++;
+        hits += run_length;
+        for (uint32_t j = 0; j < request->count; j++)
+            set_add(&set, request->ids[j], 1);
+    }
+    free(set.slots);
+    return hits;
+}
+
+struct totals {
+    uint64_t dram, disk, written;
+};
+
+static struct totals through_the_store(const struct replay_trace *trace, uint64_t dram,
+                                       uint64_t disk)
+{
+    struct replay_store *store;
+    struct totals totals = {0, 0, 0};
+    assert_int_equal(replay_store_open(dram, disk, &store), 0);
+    for (size_t i = 0; i < trace->count; i++) {
+        const struct replay_request *request = &trace->requests[i];
+        struct replay_hits hits;
+        assert_int_equal(
+            replay_store_prompt(store, request->at_ms, request->ids, request->count, &hits), 0);
+        assert_true(hits.dram + hits.disk <= request->count);
+        totals.dram += hits.dram;
+        totals.disk += hits.disk;
+    }
+    totals.written = replay_store_written(store);
+    replay_store_close(store);
+    return totals;
+}
+
+static void unlimited_finds_all_there_is(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        struct replay_trace trace;
+        assert_int_equal(replay_trace_make(&trace, seed, 1500), 0);
+        struct totals got = through_the_store(&trace, trace.distinct + 4096, 0);
+        uint64_t want = ideal(&trace);
+        print_message("           seed %d: %.1f %% of %llu blocks\n", (int)seed,
+                      100.0 * (double)want / (double)trace.blocks,
+                      (unsigned long long)trace.blocks);
+        assert_true(want > trace.blocks / 4 && want < trace.blocks);
+        assert_int_equal(got.dram, want);
+        assert_int_equal(got.disk, 0);
+        assert_int_equal(got.written, 0);
+        replay_trace_free(&trace);
+    }
+}
+
+static void finite_sizes_lose_and_a_drive_helps(void **state)
+{
+    (void)state;
+    struct replay_trace trace;
+    assert_int_equal(replay_trace_make(&trace, 7, 1500), 0);
+    uint64_t want = ideal(&trace);
+    struct totals small = through_the_store(&trace, 1000, 0);
+    struct totals more = through_the_store(&trace, 3000, 0);
+    struct totals drive = through_the_store(&trace, 1000, 60000);
+    assert_true(small.dram < more.dram && more.dram <= want);
+    assert_true(drive.disk > 0 && drive.written > 0);
+    assert_true(drive.dram + drive.disk > more.dram);
+    assert_true(drive.dram + drive.disk <= want);
+    /* the same trace and sizes: the same answer */
+    struct totals again = through_the_store(&trace, 1000, 60000);
+    assert_memory_equal(&drive, &again, sizeof(drive));
+    replay_trace_free(&trace);
+}
+
+static void write_trace(const struct replay_trace *trace, const char *path)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (size_t i = 0; i < trace->count; i++) {
+        const struct replay_request *request = &trace->requests[i];
+        fprintf(file, "{\"timestamp\": %lld, \"input_length\": %u, \"hash_ids\": [",
+                (long long)request->at_ms, request->tokens);
+        for (uint32_t j = 0; j < request->count; j++)
+            fprintf(file, "%s%llu", j ? ", " : "", (unsigned long long)request->ids[j]);
+        fprintf(file, "]}\n");
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+static double number(const json_t *document, const char *object, const char *key)
+{
+    const json_t *value = json_object_get(json_object_get(document, object), key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+static json_t *replay(const char *trace, const char *dram, const char *disk)
+{
+    const char *argv[] = {"kvtier", "replay", "--trace", trace,
+                          "--dram", dram,     "--json",  disk ? "--disk" : NULL,
+                          disk,     NULL};
+    tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+    if (run.code != 0)
+        fail_msg("%s", run.err);
+    json_t *document = json_loads(run.out, 0, NULL);
+    assert_non_null(document);
+    return document;
+}
+
+static double ttft(const json_t *document, const char *way)
+{
+    return number(json_object_get(document, "ttft_ms"), way, "mean");
+}
+
+static void the_tool_says_the_same(void **state)
+{
+    (void)state;
+    char path[256];
+    struct replay_trace trace, back;
+    (void)snprintf(path, sizeof(path), "%s/trace.jsonl", dir);
+    assert_int_equal(replay_trace_make(&trace, 5, 800), 0);
+    write_trace(&trace, path);
+    assert_int_equal(replay_trace_read(&back, path, dir, 0), 0);
+    assert_int_equal(back.count, trace.count);
+    assert_int_equal(back.distinct, trace.distinct);
+    json_t *document = replay(path, "unlimited", NULL);
+    assert_int_equal(json_integer_value(json_object_get(document, "requests")), 800);
+    assert_true(fabs(number(document, "hit_ratio", "total") -
+                     (double)ideal(&trace) / (double)trace.blocks) < 1e-8); /* as it is printed */
+    assert_true(ttft(document, "kvtier") < ttft(document, "recompute"));
+    assert_true(ttft(document, "kvtier") <= ttft(document, "always_load"));
+    assert_true(json_number_value(json_object_get(document, "gpu_seconds_saved")) > 0);
+    json_decref(document);
+    document = replay(path, "40GB", "4TB");
+    assert_true(number(document, "hit_ratio", "disk") > 0);
+    assert_true(json_number_value(json_object_get(document, "bytes_written")) > 0);
+    assert_true(json_number_value(json_object_get(document, "dwpd")) > 0);
+    json_decref(document);
+    replay_trace_free(&trace);
+    replay_trace_free(&back);
+}
+
+static void bad_traces_are_errors(void **state)
+{
+    (void)state;
+    static const char good[] = "{\"timestamp\": 5, \"input_length\": 600, \"hash_ids\": [1, 2]}\n";
+    static const char *const bad[] = {
+        "{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": [1, 2}\n",
+        "[]\n",
+        "{\"input_length\": 600, \"hash_ids\": [1]}\n",
+        "{\"timestamp\": -6, \"input_length\": 600, \"hash_ids\": [1]}\n",
+        "{\"timestamp\": 9223372036854775807, \"input_length\": 600, \"hash_ids\": [1]}\n",
+        "{\"timestamp\": 6, \"input_length\": 0, \"hash_ids\": [1]}\n",
+        "{\"timestamp\": 6, \"input_length\": 4611686018427387904, \"hash_ids\": [1]}\n",
+        "{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": 7}\n",
+        "{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": [\"x\"]}\n",
+    };
+    char path[256], error[512];
+    struct replay_trace trace;
+    (void)snprintf(path, sizeof(path), "%s/bad.jsonl", dir);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        FILE *file = fopen(path, "w");
+        assert_non_null(file);
+        fprintf(file, "%s\n%s", good, bad[i]);
+        assert_int_equal(fclose(file), 0);
+        assert_int_equal(replay_trace_read(&trace, path, error, sizeof(error)), -1);
+        assert_non_null(strstr(error, "line 3"));
+    }
+    assert_int_equal(replay_trace_read(&trace, "/nowhere", error, sizeof(error)), -1);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (int i = 0; i < 3 << 20; i++)
+        fputc('7', file);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(replay_trace_read(&trace, path, error, sizeof(error)), -1);
+    /* out of order: taken at once, and told */
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "%s{\"timestamp\": 1, \"input_length\": 600, \"hash_ids\": [1, 2]}\n", good);
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(replay_trace_read(&trace, path, error, sizeof(error)), 0);
+    assert_int_equal(trace.reordered, 1);
+    assert_int_equal(trace.requests[1].at_ms, 5);
+    replay_trace_free(&trace);
+}
+
+/* Published traces, where somebody has them. */
+static void published_traces(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        double ratio;
+    } traces[] = {{"mooncake_conversation", 0.366}, {"mooncake_synthetic", 0.640}};
+    const char *from = getenv("KVT_TRACE_DIR");
+    char path[512];
+    for (size_t i = 0; from != NULL && i < 2; i++) {
+        (void)snprintf(path, sizeof(path), "%s/%s.jsonl", from, traces[i].name);
+        int64_t start = rig_now_ns();
+        json_t *document = replay(path, "unlimited", NULL);
+        print_message("           %s: %.4f in %.1f s\n", traces[i].name,
+                      number(document, "hit_ratio", "total"),
+                      (double)(rig_now_ns() - start) * 1e-9);
+        assert_true(fabs(number(document, "hit_ratio", "total") - traces[i].ratio) < 0.0006);
+        json_decref(document);
+    }
+    if (from == NULL)
+        skip();
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    rig_dir_make(dir, sizeof(dir));
+    return 0;
+}
+
+static int remove_dir(void **state)
+{
+    (void)state;
+    rig_dir_remove(dir);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(unlimited_finds_all_there_is),
+        cmocka_unit_test(finite_sizes_lose_and_a_drive_helps),
+        cmocka_unit_test(the_tool_says_the_same),
+        cmocka_unit_test(bad_traces_are_errors),
+        cmocka_unit_test(published_traces),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

@@ -1,0 +1,301 @@
+/* Drives kvt_store_handle() and kvt_store_run(), as a client does, by messages.
+ *
+ * Every record is one page: the store never looks into a payload, so caps scaled by the same factor
+ * give the same decisions. It takes 4 KiB of memory for each block held. Time is that of the trace;
+ * within a request it moves only as far as the store's timers ask. Threads: one.
+ */
+#include "replay_store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/checked.h"
+#include "format/record.h"
+#include "kvtier/error.h"
+
+#define CHUNK 128u /* keys of a message */
+#define STAGING_PAGES 1024u
+#define STEPS_MAX 1000000u
+#define LEVEL KVT_LEVEL_KV4
+#define CLIENT 1u
+
+struct replay_store {
+    struct kvt_store *store;
+    struct kvt_io *io;
+    uint8_t *arena;
+    uint64_t arena_bytes;
+    int64_t now_ns;
+    uint64_t cookie;
+    uint32_t ns;
+    uint8_t ns_id[KVT_NS_BYTES];
+    uint32_t grants_left;
+    struct kvt_msg_grant grants[CHUNK];
+    _Alignas(8) uint8_t reply[KVT_MSG_BYTES_MAX];
+    _Alignas(8) uint8_t ask[KVT_MSG_BYTES_MAX];
+};
+
+static int64_t now(void *ctx)
+{
+    const struct replay_store *s = ctx;
+
+    return s->now_ns;
+}
+
+static void take_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
+{
+    struct replay_store *s = ctx;
+
+    (void)client;
+    if (msg->op == KVT_OP_GRANT) {
+        const struct kvt_msg_grant *grant = (const struct kvt_msg_grant *)msg;
+        if (grant->index < CHUNK && s->grants_left > 0) {
+            s->grants[grant->index] = *grant;
+            s->grants_left--;
+        }
+    } else if (msg->bytes <= sizeof(s->reply)) {
+        memcpy(s->reply, msg, msg->bytes);
+    }
+}
+
+/* Let the store work: until grants have come, or until it would sleep. */
+static int work(struct replay_store *s)
+{
+    unsigned quiet = 0;
+
+    for (uint32_t step = 0; step < STEPS_MAX; step++) {
+        int64_t next = kvt_store_run(s->store);
+        quiet = next > s->now_ns ? quiet + 1 : 0;
+        if (s->grants_left == 0 && quiet >= 2)
+            return 0;
+        if (s->grants_left > 0 && quiet >= 4) {
+            if (next == INT64_MAX)
+                return KVT_E_CLOSED;
+            s->now_ns = next;
+        }
+    }
+    return KVT_E_CLOSED;
+}
+
+static void *request(struct replay_store *s, uint16_t op, size_t bytes, uint32_t count)
+{
+    struct kvt_msg *msg = (struct kvt_msg *)s->ask;
+
+    bytes = (size_t)kvt_round_up(bytes, 8);
+    memset(s->ask, 0, bytes);
+    msg->bytes = (uint32_t)bytes;
+    msg->op = op;
+    msg->cookie = ++s->cookie;
+    msg->ns = s->ns;
+    msg->count = count;
+    return msg;
+}
+
+static int send(struct replay_store *s)
+{
+    int rc = kvt_store_handle(s->store, CLIENT, (const struct kvt_msg *)s->ask);
+
+    return rc ? rc : work(s);
+}
+
+static struct kvt_msg_key key_of(uint64_t id)
+{
+    struct kvt_msg_key key = {.hash_len = sizeof(id)};
+
+    memcpy(key.hash, &id, sizeof(id));
+    return key;
+}
+
+static int ns_open(struct replay_store *s)
+{
+    struct kvt_msg_ns_open *msg = request(s, KVT_OP_NS_OPEN, sizeof(*msg), 0);
+
+    memcpy(msg->id, s->ns_id, sizeof(msg->id));
+    msg->block_tokens = 512;
+    for (int map = KVT_LEVEL_INT4; map <= KVT_LEVEL_RAW; map++)
+        msg->record_bytes[map] = KVT_PAGE_BYTES;
+    int rc = send(s);
+    const struct kvt_msg *reply = (const struct kvt_msg *)s->reply;
+    if (!rc && reply->status < 0)
+        rc = reply->status;
+    s->ns = reply->ns;
+    return rc;
+}
+
+int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks, struct replay_store **out)
+{
+    struct replay_store *s = calloc(1, sizeof(*s));
+    uint64_t cap = disk_blocks * KVT_PAGE_BYTES;
+    int rc = s ? 0 : -ENOMEM;
+
+    *out = s;
+    if (rc)
+        return rc;
+    memset(s->ns_id, 'r', sizeof(s->ns_id));
+    s->now_ns = 1000000000;
+    s->arena_bytes = (dram_blocks + STAGING_PAGES) * KVT_PAGE_BYTES;
+    s->arena = mmap(NULL, s->arena_bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (s->arena == MAP_FAILED) {
+        s->arena = NULL;
+        return -ENOMEM;
+    }
+    struct kvt_store_params params = {.arena = s->arena,
+                                      .arena_bytes = s->arena_bytes,
+                                      .staging_bytes = STAGING_PAGES * KVT_PAGE_BYTES,
+                                      .write_queue_bytes = s->arena_bytes / 2,
+                                      .seed = 1,
+                                      .clock = {now, s},
+                                      .reply = take_reply,
+                                      .reply_ctx = s};
+    if (disk_blocks) {
+        rc = kvt_io_mem_new(cap + cap / 4 + (64u << 20), &s->io);
+        if (!rc)
+            rc = s->io->ops->lock(s->io, NULL);
+        params.root_count = 1;
+        params.roots[0].io = s->io;
+        params.roots[0].cap_bytes = cap;
+    }
+    if (!rc)
+        rc = kvt_store_open(&params, &s->store, NULL);
+    return rc ? rc : ns_open(s);
+}
+
+void replay_store_close(struct replay_store *s)
+{
+    if (!s)
+        return;
+    if (s->store)
+        kvt_store_close(s->store, 0);
+    if (s->io)
+        s->io->ops->destroy(s->io);
+    if (s->arena)
+        munmap(s->arena, s->arena_bytes);
+    free(s);
+}
+
+/* Load up to CHUNK blocks; *ran: how many of them in a row were there. */
+static int load(struct replay_store *s, const uint64_t *ids, uint32_t count, uint32_t *ran,
+                struct replay_hits *hits)
+{
+    struct kvt_msg_acquire *msg =
+        request(s, KVT_OP_ACQUIRE, sizeof(*msg) + count * sizeof(msg->keys[0]), count);
+
+    msg->deadline_ns = INT64_MAX;
+    for (uint32_t i = 0; i < count; i++)
+        msg->keys[i] = key_of(ids[i]);
+    s->grants_left = count;
+    int rc = send(s);
+    *ran = 0;
+    while (!rc && *ran < count && s->grants[*ran].msg.status == 0) {
+        if (s->grants[*ran].tier == KVT_TIER_DRAM)
+            hits->dram++;
+        else
+            hits->disk++;
+        ++*ran;
+    }
+    uint32_t held = 0;
+    struct kvt_msg_slots *back =
+        request(s, KVT_OP_RELEASE, sizeof(*back) + count * sizeof(back->slots[0]), 0);
+    for (uint32_t i = 0; i < count && !rc; i++)
+        if (s->grants[i].msg.status == 0)
+            back->slots[held++] = (struct kvt_slot_ref){.slot = s->grants[i].slot,
+                                                        .generation = s->grants[i].generation};
+    if (rc || held == 0)
+        return rc;
+    back->msg.count = held;
+    back->msg.cookie = 0;
+    back->msg.bytes = (uint32_t)(sizeof(*back) + held * sizeof(back->slots[0]));
+    return send(s);
+}
+
+/* The header, which COMMIT, recovery and reinsertion look at; the payload is zeroes. */
+static uint64_t fill(struct replay_store *s, const struct kvt_alloc_entry *entry, uint64_t id,
+                     uint64_t parent, bool first, uint32_t position)
+{
+    struct kvt_record_header *header = (struct kvt_record_header *)(s->arena + entry->arena_offset);
+    struct kvt_key key = {.hash_len = sizeof(id)};
+
+    memset(header, 0, sizeof(*header));
+    memcpy(key.hash, &id, sizeof(id));
+    header->magic = KVT_RECORD_MAGIC;
+    header->version = KVT_RECORD_VERSION;
+    header->map = LEVEL;
+    kvt_full_key_make(&header->key, s->ns_id, &key);
+    header->parent_len = first ? 0 : sizeof(parent);
+    if (!first)
+        memcpy(header->parent, &parent, sizeof(parent));
+    header->first_pos = position;
+    header->record_bytes = entry->record_bytes;
+    header->payload_bytes = entry->record_bytes - (uint32_t)sizeof(*header);
+    header->sequence = entry->sequence;
+    header->checksum = kvt_record_checksum(header, entry->record_bytes);
+    return header->checksum;
+}
+
+static int store(struct replay_store *s, const uint64_t *ids, uint32_t from, uint32_t count)
+{
+    struct kvt_msg_alloc *msg =
+        request(s, KVT_OP_ALLOC, sizeof(*msg) + count * sizeof(msg->keys[0]), count);
+    struct kvt_alloc_entry entries[CHUNK];
+    uint32_t taken = 0;
+
+    msg->map = LEVEL;
+    msg->first_pos = from * 512;
+    msg->block_tokens = 512;
+    if (from > 0) {
+        msg->parent_len = sizeof(ids[0]);
+        memcpy(msg->parent, &ids[from - 1], sizeof(ids[0]));
+    }
+    for (uint32_t i = 0; i < count; i++)
+        msg->keys[i] = key_of(ids[from + i]);
+    int rc = send(s);
+    const struct kvt_msg_alloc_reply *reply = (const struct kvt_msg_alloc_reply *)s->reply;
+    if (rc || reply->msg.status < 0 || reply->msg.count != count)
+        return rc ? rc : reply->msg.status;
+    memcpy(entries, reply->entries, count * sizeof(entries[0]));
+    struct kvt_msg_slots *commit =
+        request(s, KVT_OP_COMMIT, sizeof(*commit) + count * sizeof(commit->slots[0]), 0);
+    for (uint32_t i = 0; i < count; i++) {
+        if (entries[i].status != 0)
+            continue;
+        uint32_t at = from + i;
+        uint64_t sum = fill(s, &entries[i], ids[at], at ? ids[at - 1] : 0, at == 0, at * 512);
+        commit->slots[taken++] = (struct kvt_slot_ref){
+            .slot = entries[i].slot, .generation = entries[i].generation, .checksum = sum};
+    }
+    if (taken == 0)
+        return 0;
+    commit->msg.count = taken;
+    commit->msg.bytes = (uint32_t)(sizeof(*commit) + taken * sizeof(commit->slots[0]));
+    return send(s);
+}
+
+int replay_store_prompt(struct replay_store *s, int64_t at_ms, const uint64_t *ids, uint32_t count,
+                        struct replay_hits *hits)
+{
+    int64_t at = 1000000000 + at_ms * 1000000;
+    uint32_t have = 0, ran = CHUNK;
+    int rc = 0;
+
+    *hits = (struct replay_hits){0, 0};
+    s->now_ns = KVT_MAX(s->now_ns, at);
+    while (!rc && have < count && ran == CHUNK) {
+        rc = load(s, ids + have, KVT_MIN(count - have, CHUNK), &ran, hits);
+        have += ran;
+    }
+    for (uint32_t n; !rc && have < count; have += n) {
+        n = KVT_MIN(count - have, CHUNK);
+        rc = store(s, ids, have, n);
+    }
+    return rc;
+}
+
+uint64_t replay_store_written(const struct replay_store *s)
+{
+    struct kvt_store_stats stats;
+
+    kvt_store_stats(s->store, &stats);
+    return stats.disk_written_blocks;
+}

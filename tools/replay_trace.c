@@ -1,0 +1,182 @@
+/* Traces: read from a file, or made.
+ *
+ * What comes from a file is bounded: a line, a chain, a length. What is not of the form is an error
+ * with its line, since a trace with holes answers another question. Threads: one.
+ */
+#include "replay_trace.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/rng.h"
+
+#define LINE_MAX_BYTES (1u << 20)
+#define TOKENS_MAX (1 << 28)
+#define SYSTEM_PROMPTS 8u
+#define SESSIONS 64u
+
+static struct replay_request *grow(struct replay_trace *trace, uint32_t count)
+{
+    if (trace->count == trace->room) {
+        size_t room = trace->room ? 2 * trace->room : 1024;
+        void *more = realloc(trace->requests, room * sizeof(*trace->requests));
+        if (!more)
+            return NULL;
+        trace->requests = more;
+        trace->room = room;
+    }
+    struct replay_request *request = &trace->requests[trace->count];
+    *request = (struct replay_request){.count = count, .ids = calloc(count + 1u, sizeof(uint64_t))};
+    if (!request->ids)
+        return NULL;
+    trace->count++;
+    trace->blocks += count;
+    return request;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static int count_distinct(struct replay_trace *trace)
+{
+    uint64_t *all = malloc((trace->blocks + 1) * sizeof(*all));
+    size_t n = 0;
+
+    if (!all)
+        return -1;
+    for (size_t i = 0; i < trace->count; i++) {
+        memcpy(all + n, trace->requests[i].ids, trace->requests[i].count * sizeof(*all));
+        n += trace->requests[i].count;
+    }
+    qsort(all, n, sizeof(*all), by_value);
+    trace->distinct = n > 0;
+    for (size_t i = 1; i < n; i++)
+        trace->distinct += all[i] != all[i - 1];
+    free(all);
+    return 0;
+}
+
+/* What is wrong with the line; NULL: it was taken. */
+static const char *take_line(struct replay_trace *trace, const char *line)
+{
+    json_t *entry = json_loads(line, 0, NULL);
+    const json_t *ids = json_object_get(entry, "hash_ids");
+    const json_t *at = json_object_get(entry, "timestamp");
+    const json_t *length = json_object_get(entry, "input_length");
+    const char *wrong = NULL;
+
+    if (!entry)
+        wrong = "is no JSON object";
+    else if (!json_is_integer(at) || json_integer_value(at) < 0 ||
+             json_integer_value(at) > INT64_MAX / 2000000)
+        wrong = "has no timestamp in whole milliseconds";
+    else if (!json_is_integer(length) || json_integer_value(length) < 1 ||
+             json_integer_value(length) > TOKENS_MAX)
+        wrong = "has no input_length from 1 to 2^28";
+    else if (!json_is_array(ids) || json_array_size(ids) > REPLAY_CHAIN_MAX)
+        wrong = "has no hash_ids, or more than 65,536";
+    struct replay_request *request = wrong ? NULL : grow(trace, (uint32_t)json_array_size(ids));
+    if (!wrong && !request)
+        wrong = "does not fit into memory";
+    for (uint32_t i = 0; request && i < request->count; i++) {
+        const json_t *id = json_array_get(ids, i);
+        if (!json_is_integer(id))
+            wrong = "has a hash_id that is no whole number";
+        request->ids[i] = (uint64_t)json_integer_value(id);
+    }
+    if (request && !wrong) {
+        request->at_ms = json_integer_value(at);
+        request->tokens = (uint32_t)json_integer_value(length);
+        if (trace->count > 1 && request->at_ms < request[-1].at_ms) {
+            trace->reordered++;
+            request->at_ms = request[-1].at_ms;
+        }
+    }
+    json_decref(entry);
+    return wrong;
+}
+
+int replay_trace_read(struct replay_trace *trace, const char *path, char *error, size_t len)
+{
+    FILE *file = fopen(path, "re");
+    char *line = malloc(LINE_MAX_BYTES);
+    const char *wrong = file && line ? NULL : "cannot be opened";
+    size_t number = 0;
+
+    memset(trace, 0, sizeof(*trace));
+    while (!wrong && fgets(line, LINE_MAX_BYTES, file)) {
+        number++;
+        size_t bytes = strlen(line);
+        if (bytes == LINE_MAX_BYTES - 1)
+            wrong = "is longer than a MiB";
+        else if (line[strspn(line, " \t\r\n")] != '\0')
+            wrong = take_line(trace, line);
+    }
+    if (!wrong && trace->count == 0)
+        wrong = "is where the file ends: no request";
+    if (!wrong && count_distinct(trace))
+        wrong = "does not fit into memory";
+    if (wrong) {
+        snprintf(error, len, "%s, line %zu: %s", path, number, wrong);
+        replay_trace_free(trace);
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    return wrong ? -1 : 0;
+}
+
+int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests)
+{
+    struct {
+        uint64_t ids[256];
+        uint32_t count;
+    } *sessions = calloc(SESSIONS, sizeof(*sessions));
+    struct kvt_rng rng = {seed};
+    uint64_t next = SYSTEM_PROMPTS * 16;
+    int rc = sessions ? 0 : -1;
+
+    memset(trace, 0, sizeof(*trace));
+    for (size_t i = 0; i < requests && !rc; i++) {
+        size_t s = kvt_rng_below(&rng, SESSIONS);
+        if (sessions[s].count > 200 || kvt_rng_below(&rng, 12) == 0)
+            sessions[s].count = 0;
+        if (sessions[s].count == 0) { /* a new one, behind a system prompt of up to 16 blocks */
+            uint64_t prompt = kvt_rng_below(&rng, SYSTEM_PROMPTS);
+            while (sessions[s].count < 1 + 2 * prompt) {
+                sessions[s].ids[sessions[s].count] = prompt * 16 + sessions[s].count;
+                sessions[s].count++;
+            }
+        }
+        for (uint64_t more = 1 + kvt_rng_below(&rng, 12); more; more--)
+            sessions[s].ids[sessions[s].count++] = next++;
+        struct replay_request *request = grow(trace, sessions[s].count);
+        if (!request) {
+            rc = -1;
+            break;
+        }
+        request->at_ms = (int64_t)i * 300;
+        request->tokens = request->count * REPLAY_BLOCK_TOKENS - 100;
+        memcpy(request->ids, sessions[s].ids, request->count * sizeof(uint64_t));
+    }
+    free(sessions);
+    if (!rc)
+        rc = count_distinct(trace);
+    if (rc)
+        replay_trace_free(trace);
+    return rc;
+}
+
+void replay_trace_free(struct replay_trace *trace)
+{
+    for (size_t i = 0; i < trace->count; i++)
+        free(trace->requests[i].ids);
+    free(trace->requests);
+    memset(trace, 0, sizeof(*trace));
+}
