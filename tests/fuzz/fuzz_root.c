@@ -58,7 +58,7 @@ static bool opened_may_evict(void *ctx, uint32_t segment)
 
 static void read_done(struct kvt_l2_read *read)
 {
-    *(bool *)read->user = true;
+    *(volatile bool *)read->user = true;
 }
 
 static void check_record(struct opened *opened, const struct finding *finding)
@@ -67,17 +67,18 @@ static void check_record(struct opened *opened, const struct finding *finding)
     struct kvt_l2_read read = {.where = {finding->segment, finding->entry.page},
                                .pages = finding->entry.pages,
                                .done = read_done};
-    bool done = false;
+    volatile bool done = false; /* set through read.user */
+    int turns = 0;
 
     if (bytes > (1u << 20))
         return; /* entries of that size are of no record here; reading them is only slow */
     FUZZ_CHECK(posix_memalign(&read.dst, KVT_PAGE_BYTES, bytes) == 0);
-    read.user = &done;
+    read.user = (void *)&done;
     kvt_l2_read(opened->l2, &read);
-    for (int turns = 0; !done; turns++) {
+    while (!done) {
         int64_t next = kvt_l2_run(opened->l2);
 
-        FUZZ_CHECK(turns < 100000);
+        FUZZ_CHECK(turns++ < 100000);
         opened->now = next != INT64_MAX && next > opened->now ? next : opened->now + 1000;
     }
     if (read.status == 0 &&
