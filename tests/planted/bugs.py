@@ -1,7 +1,12 @@
 """Bugs to be planted, one at a time, in a copy of the sources: (name, file, text, bug, tests).
 
 `text` stands exactly once in the file and becomes `bug`. `tests`: programs of which one must fail,
-the likeliest first. Keep it true: a text that is gone from its file is an error of the run."""
+the likeliest first. Keep it true: a text that is gone from its file is an error of the run.
+UNPROVEN: not seen to be caught yet; --rotate leaves them out, --all does not."""
+
+UNPROVEN = {"purge_replied_before_its_sync", "batch_behind_a_stale_one_taken",
+            "unsealed_segment_not_verified", "older_record_wins_at_recovery", "commit_not_checked",
+            "damaged_copy_stays_on_disk_index", "purged_bytes_stay_on_disk"}
 
 BUGS = [
     ("record_checksum_skipped", "src/format/record.c",
