@@ -365,6 +365,8 @@ void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req);
 
 /* pump.c: send what can be sent. Lock held. */
 void kvt_pump(struct kvt_cache *cache);
+/* Ask for a block of a store again, one by one, in the order of chains. Lock held. */
+void kvt_retry_push(struct kvt_cache *cache, struct kvt_block *block);
 /* A free flight with `credit` reply bytes reserved, or NULL. */
 struct kvt_flight *kvt_flight_take(struct kvt_cache *cache, enum kvt_credit_class klass,
                                    uint16_t op, uint32_t credit);

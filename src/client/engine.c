@@ -225,7 +225,7 @@ static void alloc_raw_instead(struct kvt_cache *cache, struct kvt_flight *flight
         block->map = kvt_req_group(req)->uniform[KVT_LEVEL_RAW];
         block->level = KVT_LEVEL_RAW;
         kvt_engine_move(cache, block, KVT_B_QUEUED);
-        kvt_bq_push(cache, &cache->retry, block);
+        kvt_retry_push(cache, block);
     }
 }
 

@@ -138,6 +138,27 @@ static uint32_t same_ns_run(struct kvt_cache *cache, const struct kvt_block_queu
     return run;
 }
 
+/* Whether a is asked for again before b: a parent before its children, which are later in the
+ * request or in a later one. The store refuses a child whose parent it does not know. */
+static bool retry_before(struct kvt_cache *cache, const struct kvt_block *a,
+                         const struct kvt_block *b)
+{
+    int64_t a_ns = kvt_block_req(cache, a)->start_ns, b_ns = kvt_block_req(cache, b)->start_ns;
+    return a->req == b->req ? a < b : a_ns < b_ns;
+}
+
+void kvt_retry_push(struct kvt_cache *cache, struct kvt_block *block)
+{
+    uint32_t *link = &cache->retry.head;
+    while (*link != KVT_NONE && !retry_before(cache, block, &cache->blocks[*link]))
+        link = &cache->blocks[*link].next;
+    block->next = *link;
+    *link = (uint32_t)(block - cache->blocks);
+    if (block->next == KVT_NONE)
+        cache->retry.tail = *link;
+    cache->retry.count++;
+}
+
 static void gave_back(struct kvt_cache *cache, struct kvt_block *block, int kind)
 {
     if (kind == KVT_REQ_STORE)
@@ -145,7 +166,7 @@ static void gave_back(struct kvt_cache *cache, struct kvt_block *block, int kind
     if (block->retry) {
         kvt_engine_move(cache, block, KVT_B_QUEUED);
         block->retry = 0;
-        kvt_bq_push(cache, &cache->retry, block);
+        kvt_retry_push(cache, block);
         return;
     }
     kvt_engine_block_done(cache, block, cache->statuses[block - cache->blocks]);
@@ -393,7 +414,8 @@ void kvt_pump(struct kvt_cache *cache)
     send_commits(cache);
     send_retries(cache);
     ask_loads(cache);
-    ask_stores(cache);
+    if (cache->retry.count == 0) /* blocks that come after those in a chain wait for them */
+        ask_stores(cache);
     if (cache->stuck && !was_stuck)
         kvt_reply_wake(cache);
 }
