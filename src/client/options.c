@@ -271,31 +271,21 @@ static int set_switch(struct kvt_config *config, const char *key, const char *va
 static const char *const io_words[] = {
     [KVT_IO_POSIX] = "posix", [KVT_IO_URING] = "uring", [KVT_IO_AUTO] = "auto"};
 
-static int set_io(struct kvt_config *config, const char *value, int *field)
+/* A word of a table; its value is its place, from `first` on. listed: for people. */
+static int set_word(struct kvt_config *config, const char *key, const char *value,
+                    const char *const *words, size_t count, int first, const char *listed,
+                    int *field)
 {
-    for (size_t i = 0; i < KVT_ARRAY_LEN(io_words); i++) {
-        if (strcmp(value, io_words[i]) == 0) {
-            *field = (int)i;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(value, words[i]) == 0) {
+            *field = first + (int)i;
             return 0;
         }
     }
-    return refuse_choice(config, "io", value, io_words, KVT_ARRAY_LEN(io_words),
-                         "auto, posix, uring");
+    return refuse_choice(config, key, value, words, count, listed);
 }
 
 static const char *const write_words[] = {"through", "evict", "idle"}; /* from THROUGH on */
-
-static int set_write(struct kvt_config *config, const char *value, int *field)
-{
-    for (size_t i = 0; i < KVT_ARRAY_LEN(write_words); i++) {
-        if (strcmp(value, write_words[i]) != 0)
-            continue;
-        *field = KVT_WRITE_THROUGH + (int)i;
-        return 0;
-    }
-    return refuse_choice(config, "write", value, write_words, KVT_ARRAY_LEN(write_words),
-                         "through, evict, idle");
-}
 
 void kvt_settings_forget_disks(struct kvt_settings *settings)
 {
@@ -328,19 +318,8 @@ static int set_cap(struct kvt_config *config, const char *value, const char *tex
         text, value, unit ? " (did you mean " : "", unit ? unit : "", unit ? "?)" : "");
 }
 
-static int set_pin(struct kvt_config *config, const char *value, int *field)
-{
-    static const char *const words[] = {[KVT_PIN_SET_OFF] = "off",
-                                        [KVT_PIN_SET_AUTO] = "auto",
-                                        [KVT_PIN_SET_REQUIRED] = "required"};
-    for (size_t i = 0; i < KVT_ARRAY_LEN(words); i++) {
-        if (strcmp(value, words[i]) == 0) {
-            *field = (int)i;
-            return 0;
-        }
-    }
-    return refuse_choice(config, "pin", value, words, KVT_ARRAY_LEN(words), "auto, required, off");
-}
+static const char *const pin_words[] = {
+    [KVT_PIN_SET_OFF] = "off", [KVT_PIN_SET_AUTO] = "auto", [KVT_PIN_SET_REQUIRED] = "required"};
 
 static int add_disk(struct kvt_config *config, const char *value)
 {
@@ -378,18 +357,6 @@ static const char *const plan_words[] = {[KVT_PLAN_SET_OFF] = "off",
                                          [KVT_PLAN_SET_ON] = "on",
                                          [KVT_PLAN_SET_DETERMINISTIC] = "deterministic"};
 
-static int set_plan(struct kvt_config *config, const char *value, int *field)
-{
-    for (size_t i = 0; i < KVT_ARRAY_LEN(plan_words); i++) {
-        if (strcmp(value, plan_words[i]) == 0) {
-            *field = (int)i;
-            return 0;
-        }
-    }
-    return refuse_choice(config, "plan", value, plan_words, KVT_ARRAY_LEN(plan_words),
-                         "on, deterministic, off");
-}
-
 int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, const char *value)
 {
     void *field = (char *)&config->settings + option->offset;
@@ -409,13 +376,17 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
     case T_SWITCH:
         return set_switch(config, option->key, value, field);
     case T_WRITE:
-        return set_write(config, value, field);
+        return set_word(config, "write", value, write_words, KVT_ARRAY_LEN(write_words),
+                        KVT_WRITE_THROUGH, "through, evict, idle", field);
     case T_IO:
-        return set_io(config, value, field);
+        return set_word(config, "io", value, io_words, KVT_ARRAY_LEN(io_words), 0,
+                        "auto, posix, uring", field);
     case T_PIN:
-        return set_pin(config, value, field);
+        return set_word(config, "pin", value, pin_words, KVT_ARRAY_LEN(pin_words), 0,
+                        "auto, required, off", field);
     case T_PLAN:
-        return set_plan(config, value, field);
+        return set_word(config, "plan", value, plan_words, KVT_ARRAY_LEN(plan_words), 0,
+                        "on, deterministic, off", field);
     case T_LAYERS:
         return kvt_layers_set(config, value);
     case T_DISK:

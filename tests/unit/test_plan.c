@@ -283,9 +283,10 @@ static void test_nonsense_is_refused(void **state)
     assert_refused(&w, KVT_E_LIMIT);
 }
 
-/* Prints the figure of the plan (goal: 8,192 blocks in less than 20 us, also when the tiers
- * alternate); machines differ, so it is not demanded. */
-static void test_a_plan_takes_microseconds(void **state)
+/* However the tiers alternate, a plan looks at KVT_PLAN_RUNS runs at most, and at every block in
+ * one of them: that is what keeps it at microseconds. The time is printed (goal: 8,192 blocks in
+ * less than 20 us), not demanded, since machines differ. */
+static void test_a_plan_looks_at_few_runs(void **state)
 {
     (void)state;
     static enum kvt_tier where[8192];
@@ -305,7 +306,15 @@ static void test_a_plan_takes_microseconds(void **state)
             best = KVT_MIN(best, kvt_clock_now(&clock) - start);
         }
         print_message("           runs of %u blocks: %.1f us\n", period, (double)best / 1e3);
-        assert_true(best < INT64_MAX);
+        uint64_t blocks = 0, by_tier = 0;
+        for (uint32_t r = 0; r < w.query.run_count; r++) {
+            blocks += w.query.runs[r].blocks;
+            by_tier += (uint64_t)w.query.runs[r].by_tier[KVT_TIER_DRAM] +
+                       w.query.runs[r].by_tier[KVT_TIER_DISK];
+        }
+        assert_int_equal(w.query.run_count, KVT_MIN(8192 / period, KVT_PLAN_RUNS));
+        assert_int_equal(blocks, 8192);
+        assert_int_equal(by_tier, 8192);
     }
 }
 
@@ -319,7 +328,7 @@ int main(void)
         cmocka_unit_test(test_blocks_that_cannot_be_loaded_end_the_run),
         cmocka_unit_test(test_contradictions_leave_all_or_nothing),
         cmocka_unit_test(test_nonsense_is_refused),
-        cmocka_unit_test(test_a_plan_takes_microseconds),
+        cmocka_unit_test(test_a_plan_looks_at_few_runs),
     };
     printf("seeds: in each test, fixed\n");
     return cmocka_run_group_tests(tests, NULL, NULL);

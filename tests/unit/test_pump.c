@@ -1,7 +1,8 @@
 /* Paying for replies in advance.
  *
  * Goal:   whatever is in flight, the replies owed fit into the reply ring, from any position of it;
- *         no class takes another's share; a cookie names one life of one flight.
+ *         no class takes another's share; a cookie names one life of one flight; blocks asked for
+ *         again go parents first.
  * Method: flights taken at random until each class refuses, then the replies they paid for written
  *         into a real ring as frames of that size; all of it again from every start of the ring.
  */
@@ -106,6 +107,42 @@ static void classes_have_shares(void **state)
     }
 }
 
+/* Blocks that are asked for again stand in the order of their chains, however the workers ended. */
+static void retries_go_parents_first(void **state)
+{
+    enum { REQUESTS = 3, EACH = 5, ALL = REQUESTS * EACH };
+    struct kvt_rng rng = {rig_seed()};
+    uint32_t order[ALL], at = 0;
+
+    (void)state;
+    cache->blocks = calloc(ALL, sizeof(*cache->blocks));
+    cache->requests = calloc(REQUESTS, sizeof(*cache->requests));
+    for (uint32_t i = 0; i < ALL; i++) {
+        order[i] = i;
+        cache->blocks[i].req = i / EACH;
+        cache->requests[i / EACH].start_ns = REQUESTS - i / EACH; /* the last one came first */
+    }
+    for (uint32_t i = ALL - 1; i > 0; i--) {
+        uint32_t j = (uint32_t)kvt_rng_below(&rng, i + 1), moved = order[i];
+        order[i] = order[j];
+        order[j] = moved;
+    }
+    kvt_bq_init(&cache->retry);
+    for (uint32_t i = 0; i < ALL; i++)
+        kvt_retry_push(cache, &cache->blocks[order[i]]);
+    assert_int_equal(cache->retry.count, ALL);
+    for (uint32_t r = REQUESTS; r-- > 0;)
+        for (uint32_t i = 0; i < EACH; i++, at++)
+            assert_ptr_equal(kvt_bq_pop(cache, &cache->retry), &cache->blocks[r * EACH + i]);
+    assert_null(kvt_bq_pop(cache, &cache->retry));
+    kvt_retry_push(cache, &cache->blocks[0]); /* the tail is right, also when it was emptied */
+    kvt_bq_push(cache, &cache->retry, &cache->blocks[1]);
+    assert_ptr_equal(kvt_bq_pop(cache, &cache->retry), &cache->blocks[0]);
+    assert_ptr_equal(kvt_bq_pop(cache, &cache->retry), &cache->blocks[1]);
+    free(cache->blocks);
+    free(cache->requests);
+}
+
 static void cookies_name_one_life(void **state)
 {
     struct kvt_flight *flight = kvt_flight_take(cache, KVT_C_CALL, KVT_OP_STAT, 64);
@@ -140,6 +177,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(owed_fits_the_ring, setup, teardown),
         cmocka_unit_test_setup_teardown(classes_have_shares, setup, teardown),
+        cmocka_unit_test_setup_teardown(retries_go_parents_first, setup, teardown),
         cmocka_unit_test_setup_teardown(cookies_name_one_life, setup, teardown),
         cmocka_unit_test_setup_teardown(nothing_goes_when_broken, setup, teardown),
     };
