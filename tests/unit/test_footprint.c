@@ -260,8 +260,7 @@ static int64_t cpu_us(void)
     DIR *dir = opendir("/proc/self/task");
     assert_non_null(dir);
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;) {
-        char path[300], name[32] = "";
-        long long used = 0;
+        char path[300], name[32] = "", numbers[100] = "";
         snprintf(path, sizeof(path), "/proc/self/task/%s/comm", entry->d_name);
         FILE *file = fopen(path, "r");
         if (file == NULL)
@@ -272,9 +271,9 @@ static int64_t cpu_us(void)
         snprintf(path, sizeof(path), "/proc/self/task/%s/schedstat", entry->d_name);
         if (!ours || (file = fopen(path, "r")) == NULL)
             continue;
-        assert_int_equal(fscanf(file, "%lld", &used), 1);
+        assert_non_null(fgets(numbers, sizeof(numbers), file));
         fclose(file);
-        ns += used;
+        ns += strtoll(numbers, NULL, 10); /* the first: nanoseconds on a processor */
     }
     closedir(dir);
     return ns / 1000;
