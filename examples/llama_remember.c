@@ -102,11 +102,9 @@ int main(int argc, char **argv)
     long loaded = kvt_llama_restore(remember, 0, tokens, (size_t)n, NULL);
     if (loaded < 0)
         loaded = 0; /* whatever the reason: the sequence is empty, compute everything */
-    for (int at = (int)loaded; at < n; at += BATCH) {
-        int count = n - at < BATCH ? n - at : BATCH;
-        if (llama_decode(ctx, llama_batch_get_one(tokens + at, count)) != 0)
-            return 1;
-    }
+    /* llama_decode() as usual would do; this also tells the plan how fast this engine computes */
+    if (kvt_llama_compute(remember, 0, tokens, (size_t)loaded, (size_t)n) != 0)
+        return 1;
     printf("loaded %ld of %d tokens, ready after %.0f ms\n", loaded, n, (now() - start) * 1e3);
 
     if (kvt_llama_save(remember, 0, tokens, (size_t)n) < 0 || kvt_llama_sync(remember) != 0)

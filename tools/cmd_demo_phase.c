@@ -124,6 +124,8 @@ static json_t *ask_cold(struct run *run, const struct demo_question *question, s
         return NULL;
     const int32_t first = demo_argmax(&run->engine, -1);
     const int64_t ttft = demo_now_ns() - start;
+    /* the plan of a restore goes by it; what is no observation is counted */
+    (void)kvt_observe_prefill(kvt_llama_ns(run->llama), question->count, 0, (double)ttft * 1e-9);
     char *text = answer(run, question->count, first);
     if (text == NULL)
         return NULL;

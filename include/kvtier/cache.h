@@ -236,6 +236,8 @@ struct kvt_plan {
     double ttft_s;       /* expected seconds to the first token; of that, */
     double load_s, gpu_s;
     double recompute_s, load_all_s; /* expected if nothing, or everything, were loaded */
+    double deadline_s; /* the load is to be cut off after it: the rest is computed sooner than it
+                          would come. 0: no load, or plan=off */
 };
 
 /* Decide what of a prompt to load. Both structs' struct_size are set by the caller.

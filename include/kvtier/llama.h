@@ -48,6 +48,9 @@ struct kvt_llama_opts {
     int level;              /* enum kvt_level of blocks outside the window; DEFAULT: kv4 */
     int min_level;          /* enum kvt_level that a restored block must have; DEFAULT: any */
     int32_t staging_seq;    /* spare sequence id; < 0: n_seq_max - 1 */
+    int cut;                /* enum kvt_plan_cut: OVERLAP (default): where that is faster, a restore
+                               computes the beginning of the prompt itself, by llama_decode() in the
+                               context, while the rest is loaded; NONE: it only loads */
 };
 void kvt_llama_opts_init(struct kvt_llama_opts *opts);
 
@@ -83,19 +86,43 @@ struct kvt_llama_report {
     size_t blocks_disk;
     uint64_t bytes_moved; /* record bytes */
     int64_t lookup_ns;
-    int64_t load_ns;      /* store -> host staging, decoded */
-    int64_t set_state_ns; /* host staging -> context */
+    int64_t load_ns;        /* store -> host staging, decoded */
+    int64_t set_state_ns;   /* host staging -> context */
+    int plan_reason;        /* enum kvt_plan_reason: why so much, or so little, was loaded */
+    int plan_unsure;        /* as in struct kvt_plan */
+    int late;               /* 1: the load fell behind and was cut off; what had come is used */
+    size_t tokens_planned;  /* to be loaded, by the plan */
+    size_t tokens_computed; /* of tokens_loaded, those that the restore computed */
+    int64_t compute_ns;
+    double plan_ttft_s, plan_recompute_s, plan_load_all_s; /* as expected; struct kvt_plan */
 };
 
-/* Restore the longest stored prefix of tokens[0..n) into sequence seq, which must be empty: the
- * caller computes the rest. At least one token is always left to compute.
- * Blocks: while blocks are read and decoded. Allocates: staging memory as large as the restored
- * state, kept for the next call; the copy of a finished save serves as well.
- * Returns the number of tokens restored (0: nothing found, or a state that was not beyond doubt),
- * or a negative error; after 0 and after an error the sequence is empty.
- * report: optional, struct_size set by the caller. */
+/* Restore of the longest stored prefix of tokens[0..n) what is loaded faster than computed
+ * (kvt_plan(); option plan=off: all of it) into sequence seq, which must be empty: the caller
+ * computes the rest. At least one token is always left to compute.
+ * The plan goes by what was measured: tell it by kvt_llama_compute(), or by kvt_observe_prefill()
+ * with kvt_llama_ns(), what prompts took. A load that falls behind is cut off, and what has come of
+ * it from the front on is used. Where opts.cut allows it the beginning may be computed here while
+ * the end is loaded (the logits of the last decode are lost then).
+ * Blocks: while blocks are read and decoded, or computed. Allocates: staging memory as large as the
+ * restored state, kept for the next call; the copy of a finished save serves as well. Returns the
+ * number of tokens restored (0: nothing found, or a state that was not beyond doubt), or a negative
+ * error; after 0 and after an error the sequence is empty. report: optional, struct_size set by the
+ * caller. */
 long kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, size_t n,
                        struct kvt_llama_report *report);
+
+/* Compute tokens[first..n) of a sequence that holds positions 0..first-1, by llama_decode() in
+ * batches of n_batch, with logits for the last one, and tell the plan what it took: the rest of a
+ * prompt after a restore. 0; KVT_E_INVAL; KVT_E_ENGINE llama.cpp did not decode it (the positions
+ * that it did are in the sequence); -ENOMEM. */
+int kvt_llama_compute(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, size_t first,
+                      size_t n);
+
+/* Tell the plan how fast this engine computes before there is any prompt: prompts of up to
+ * tokens_max tokens are computed in the spare sequence, which must be empty, and removed again.
+ * Takes about twice the time of a prompt of tokens_max. 0, or as kvt_llama_compute(). */
+int kvt_llama_calibrate(struct kvt_llama *llama, size_t tokens_max);
 
 /* Store the full blocks of tokens[0..n), which sequence seq holds at positions 0..n-1, that are not
  * yet stored. Blocks for the copy out of the context, not for encoding or the disk. Blocks of a

@@ -29,6 +29,7 @@ void kvt_llama_opts_init(struct kvt_llama_opts *opts)
     opts->level = KVT_LEVEL_DEFAULT;
     opts->min_level = KVT_LEVEL_DEFAULT;
     opts->staging_seq = -1;
+    opts->cut = KVT_PLAN_CUT_OVERLAP;
 }
 
 void kvt_llama_fail(struct kvt_llama *llama, const char *format, ...)
@@ -231,6 +232,10 @@ static int check_opts(const struct kvt_llama_opts *opts, char *error, size_t err
                  opts->block_tokens, KVT_TILE_TOKENS, KVT_BLOCK_TOKENS_MAX);
         return KVT_E_INVAL;
     }
+    if (opts->cut != KVT_PLAN_CUT_NONE && opts->cut != KVT_PLAN_CUT_OVERLAP) {
+        snprintf(error, error_len, "cut is neither KVT_PLAN_CUT_NONE nor KVT_PLAN_CUT_OVERLAP");
+        return KVT_E_INVAL;
+    }
     const int level = opts->level == KVT_LEVEL_DEFAULT ? KVT_LEVEL_KV4 : opts->level;
     if (!kvt_level_supported(level) || opts->min_level < 0 || opts->min_level > KVT_LEVEL_RAW) {
         snprintf(error, error_len, "level or min_level is not one of this build");
@@ -270,6 +275,7 @@ int kvt_llama_new(struct kvt_cache *cache, struct llama_context *ctx,
     llama->level = opts->level == KVT_LEVEL_DEFAULT ? KVT_LEVEL_KV4 : opts->level;
     llama->window_level = llama->level > KVT_LEVEL_KV8 ? llama->level : KVT_LEVEL_KV8;
     llama->min_level = opts->min_level;
+    llama->cut = opts->cut;
     llama->staging_seq =
         opts->staging_seq >= 0 ? opts->staging_seq : (int32_t)llama_n_seq_max(ctx) - 1;
     rc = kvt_key_root(opts->salt, opts->salt_len, llama->root);

@@ -24,6 +24,12 @@
     X(restore_cut_load, "llama.restore_cut_load", "restores cut because a block did not load")   \
     X(restore_refused, "llama.restore_refused", "states that llama.cpp refused")                 \
     X(restore_bad_range, "llama.restore_bad_range", "states that came out with other positions") \
+    X(restore_recompute, "llama.restore_recompute",                                              \
+      "restores that computing was to be faster than")                                           \
+    X(restore_late, "llama.restore_late", "loads that fell behind their plan and were cut off")  \
+    X(hybrids, "llama.hybrids", "restores that computed the beginning while the end was loaded") \
+    X(hybrid_computed, "llama.hybrid_computed", "tokens that these computed")                    \
+    X(hybrid_failed, "llama.hybrid_failed", "of them, restores that llama.cpp did not decode")   \
     X(prefetched_blocks, "llama.prefetched_blocks", "blocks asked for before their restore")     \
     X(saves, "llama.saves", "calls of kvt_llama_save")                                           \
     X(saved_blocks, "llama.saved_blocks", "blocks handed to the store")                          \
@@ -64,6 +70,7 @@ struct kvt_llama {
     uint32_t window_tokens;
     int level, window_level, min_level;
     int32_t staging_seq;
+    int cut; /* enum kvt_plan_cut */
     uint8_t root[32];
 
     struct kvt_key *keys; /* scratch: keys, page ids, cell order */
@@ -108,7 +115,29 @@ void kvt_llama_places(const struct kvt_llama *llama, uint8_t *blob, uint32_t cel
 __attribute__((warn_unused_result)) int kvt_llama_pool(struct kvt_llama *llama, uint8_t *blob,
                                                        uint32_t cells, struct kvt_pool **out);
 
+/* llama_compute.c */
+int64_t kvt_llama_now_ns(void);
+/* Compute tokens[first..n) of a sequence in batches of n_batch, and tell the plan what each took.
+ * logits: of the last one. 0; KVT_E_ENGINE; -ENOMEM. */
+__attribute__((warn_unused_result)) int kvt_llama_decode(struct kvt_llama *llama, int32_t seq,
+                                                         const int32_t *tokens, size_t first,
+                                                         size_t n, int logits);
+
+/* llama_hybrid.c */
+/* Compute blocks from the front on while blocks [plan->first, plan->first + plan->count) arrive
+ * from the back, until they meet; the load staging then holds the rows of all. Returns how many
+ * blocks from the first on it holds (0: nothing that is of use), *loaded_from: of them, the first
+ * that was not computed here. Whatever the sequence held is removed. Or a negative error. */
+long kvt_llama_hybrid(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
+                      const struct kvt_plan *plan, struct kvt_llama_report *report,
+                      size_t *loaded_from);
+
 /* llama_save.c */
+/* Copy positions [first, first + cells) of a sequence out of the context, in position order, into
+ * rows. 0; KVT_E_ENGINE (counted); -ENOMEM. */
+__attribute__((warn_unused_result)) int kvt_llama_copy_rows(struct kvt_llama *llama, int32_t seq,
+                                                            uint32_t first, uint32_t cells,
+                                                            struct kvt_staging *rows);
 /* Free what has ended; wait != 0: wait for all of it. */
 void kvt_llama_reap(struct kvt_llama *llama, int wait);
 

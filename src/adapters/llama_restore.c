@@ -1,6 +1,7 @@
-/* Restore: keys -> lookup -> load into the rows of a composed state -> one set_data.
+/* Restore: keys -> lookup -> plan -> load into the rows of a composed state -> one set_data.
  *
- *   tokens --chain--> keys --lookup--> leading run --kvt_load--> rows of the blob --set_data--> seq
+ *   tokens --chain--> keys --lookup--> leading run --kvt_plan--> what pays
+ *                     --kvt_load, or llama_hybrid.c--> rows of the blob --set_data--> seq
  *
  * Rules:
  * 1. Rows go in by one call and in ascending position: attention sums in cell order, so any other
@@ -12,30 +13,23 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "llama_internal.h"
 
-#define NS_PER_S 1000000000
-
-static int64_t now_ns(void)
-{
-    struct timespec at;
-
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    return (int64_t)at.tv_sec * NS_PER_S + at.tv_nsec;
-}
-
 /* Load blocks [0, blocks) into the blob of the load staging. Returns the leading run loaded. */
-static long load_blocks(struct kvt_llama *llama, size_t blocks, struct kvt_llama_report *report)
+static long load_blocks(struct kvt_llama *llama, size_t blocks, double deadline_s,
+                        struct kvt_llama_report *report)
 {
     const uint32_t cells = (uint32_t)(blocks * llama->block_tokens);
     struct kvt_load_opts opts = {.struct_size = sizeof(opts), .min_level = llama->min_level};
     struct kvt_req_report done = {.struct_size = sizeof(done)};
     struct kvt_pool *pool = NULL;
     struct kvt_req *req = NULL;
+    size_t n = 0;
     long run = 0;
 
+    if (deadline_s > 0)
+        opts.deadline_ns = (int64_t)(deadline_s * 1e9) + 1;
     int rc = kvt_llama_pool(llama, llama->load.bytes, cells, &pool);
     if (rc != 0) {
         kvt_llama_fail(llama, "cannot register the staging rows: %s", kvt_strerror(rc));
@@ -59,6 +53,8 @@ static long load_blocks(struct kvt_llama *llama, size_t blocks, struct kvt_llama
     report->blocks_disk = done.blocks_disk;
     report->bytes_moved = done.bytes_moved;
     run = (long)done.blocks_run_ok;
+    if (done.blocks_run_ok < blocks)
+        report->late = kvt_req_status(req, &n)[run] == KVT_E_DEADLINE;
 out:
     kvt_req_free(req);
     kvt_pool_unregister(pool);
@@ -116,54 +112,99 @@ static long find_run(struct kvt_llama *llama, const int32_t *tokens, size_t n,
                               llama->block_tokens, NULL, 0, 0, 0, llama->keys, blocks);
     if (made != (long)blocks)
         return made < 0 ? made : KVT_E_INVAL;
-    long run = kvt_lookup(llama->ns, llama->keys, blocks, &opts, NULL);
+    long run = kvt_lookup(llama->ns, llama->keys, blocks, &opts, llama->tiers);
     if (run == 0)
         llama->counters.restore_none++;
     return run;
 }
 
-/* Remember what came from records that may be lossy: everything but the first block, which is
- * always raw, unless this adapter stores and loads at raw. */
-static void note_origin(struct kvt_llama *llama, size_t blocks)
+/* Remember what came from records that may be lossy: everything from block `first` on but the very
+ * first block, which is always raw, unless this adapter stores and loads at raw. */
+static void note_origin(struct kvt_llama *llama, size_t first, size_t blocks)
 {
     if (llama->level == KVT_LEVEL_RAW || llama->min_level == KVT_LEVEL_RAW)
         return;
-    for (size_t i = 1; i < blocks; i++)
+    for (size_t i = first > 0 ? first : 1; i < blocks; i++)
         kvt_origin_add(&llama->origin, &llama->keys[i]);
     llama->counters.origin_forgotten = llama->origin.forgotten;
+}
+
+/* What of the first `found` blocks to load. A question that is refused is answered "nothing". */
+static void ask_plan(struct kvt_llama *llama, size_t found, size_t n, struct kvt_plan *plan,
+                     struct kvt_llama_report *report)
+{
+    const struct kvt_plan_query query = {.struct_size = sizeof(query),
+                                         .tiers = llama->tiers,
+                                         .n = found,
+                                         .prompt_tokens = n,
+                                         .cut = (uint16_t)llama->cut};
+
+    *plan = (struct kvt_plan){.struct_size = sizeof(*plan)};
+    if (kvt_plan(llama->ns, &query, plan) != 0)
+        *plan = (struct kvt_plan){.struct_size = sizeof(*plan), .reason = KVT_PLAN_NO_BLOCKS};
+    report->plan_reason = plan->reason;
+    report->plan_unsure = plan->unsure;
+    report->plan_ttft_s = plan->ttft_s;
+    report->plan_recompute_s = plan->recompute_s;
+    report->plan_load_all_s = plan->load_all_s;
+    report->tokens_planned = (size_t)plan->count * llama->block_tokens;
+    llama->counters.restore_recompute += plan->count == 0;
+}
+
+/* Bring what the plan says into the staging. Returns how many blocks of it are good, from the first
+ * on; *loaded_from: the first of them that was loaded. */
+static long gather(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
+                   const struct kvt_plan *plan, struct kvt_llama_report *report,
+                   size_t *loaded_from)
+{
+    const size_t end = (size_t)plan->first + plan->count;
+    const size_t bytes = kvt_blob_bytes(&llama->shape, (uint32_t)(end * llama->block_tokens));
+    long good;
+
+    *loaded_from = 0;
+    int rc = bytes > 0 ? kvt_staging_reserve(&llama->load, bytes) : -ENOMEM;
+    if (rc == 0)
+        rc = kvt_origin_reserve(&llama->origin, end);
+    if (rc != 0)
+        return rc;
+    if (plan->first > 0)
+        good = kvt_llama_hybrid(llama, seq, tokens, plan, report, loaded_from);
+    else
+        good = load_blocks(llama, end, plan->deadline_s, report);
+    llama->counters.hybrids += plan->first > 0;
+    llama->counters.hybrid_computed += report->tokens_computed;
+    llama->counters.hybrid_failed += plan->first > 0 && good < 0;
+    llama->counters.restore_late += report->late != 0;
+    if (good >= 0 && (size_t)good < end)
+        llama->counters.restore_cut_load++;
+    return good;
 }
 
 static long restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, size_t n,
                     struct kvt_llama_report *report)
 {
-    int64_t start = now_ns();
+    struct kvt_plan plan;
+    size_t loaded_from;
+    int64_t start = kvt_llama_now_ns();
 
     long found = find_run(llama, tokens, n, report);
-    report->lookup_ns = now_ns() - start;
-    if (found <= 0)
-        return found;
-    report->tokens_found = (size_t)found * llama->block_tokens;
-
-    start = now_ns();
-    const size_t bytes =
-        kvt_blob_bytes(&llama->shape, (uint32_t)((size_t)found * llama->block_tokens));
-    int rc = bytes > 0 ? kvt_staging_reserve(&llama->load, bytes) : -ENOMEM;
-    if (rc == 0)
-        rc = kvt_origin_reserve(&llama->origin, (size_t)found);
-    if (rc != 0)
-        return rc;
-    long loaded = load_blocks(llama, (size_t)found, report);
-    report->load_ns = now_ns() - start;
-    if (loaded >= 0 && loaded < found)
-        llama->counters.restore_cut_load++;
-    if (loaded <= 0)
-        return loaded;
-
-    start = now_ns();
-    long restored = set_state(llama, seq, (size_t)found, (size_t)loaded);
-    report->set_state_ns = now_ns() - start;
+    if (found > 0) {
+        report->tokens_found = (size_t)found * llama->block_tokens;
+        ask_plan(llama, (size_t)found, n, &plan, report);
+    }
+    report->lookup_ns = kvt_llama_now_ns() - start;
+    if (found <= 0 || plan.count == 0)
+        return found < 0 ? found : 0;
+    start = kvt_llama_now_ns();
+    long good = gather(llama, seq, tokens, &plan, report, &loaded_from);
+    report->load_ns = kvt_llama_now_ns() - start;
+    if (good <= 0)
+        return good;
+    start = kvt_llama_now_ns();
+    long restored = set_state(llama, seq, (size_t)plan.first + plan.count, (size_t)good);
+    report->set_state_ns = kvt_llama_now_ns() - start;
     if (restored > 0)
-        note_origin(llama, (size_t)loaded);
+        note_origin(llama, loaded_from, (size_t)good);
     return restored;
 }
 

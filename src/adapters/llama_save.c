@@ -130,10 +130,8 @@ static int plan_missing(struct kvt_llama *llama, size_t blocks, size_t n, struct
     return 0;
 }
 
-/* Copy positions [first, first + cells) of a sequence out of the context, in position order, into
- * rows. 0; KVT_E_ENGINE (counted); -ENOMEM. */
-static int copy_rows(struct kvt_llama *llama, int32_t seq, uint32_t first, uint32_t cells,
-                     struct kvt_staging *rows)
+int kvt_llama_copy_rows(struct kvt_llama *llama, int32_t seq, uint32_t first, uint32_t cells,
+                        struct kvt_staging *rows)
 {
     llama_memory_t memory = llama_get_memory(llama->ctx);
     const int32_t from = llama->staging_seq;
@@ -235,8 +233,8 @@ static long save_plan(struct kvt_llama *llama, int32_t seq, llama_pos pos_max,
         llama->counters.save_busy += plan_blocks(plan);
         return 0;
     }
-    int rc = copy_rows(llama, seq, (uint32_t)(first * llama->block_tokens), (uint32_t)cells,
-                       &saving->rows);
+    int rc = kvt_llama_copy_rows(llama, seq, (uint32_t)(first * llama->block_tokens),
+                                 (uint32_t)cells, &saving->rows);
     if (rc == 0)
         rc = kvt_llama_pool(llama, saving->rows.bytes, (uint32_t)cells, &saving->pool);
     long queued = rc == 0 ? queue_runs(llama, plan, first, saving) : rc;

@@ -200,6 +200,17 @@ static void note_info(struct kvt_root_state *root)
     root->direct = info.direct;
 }
 
+static int wrap(const struct kvt_settings *settings, struct kvt_root_state *root)
+{
+    struct kvt_io *outer = settings->io_wrap(settings->io_wrap_arg, root->io);
+    if (outer == NULL) {
+        root->io->ops->destroy(root->io);
+        return -ENOMEM;
+    }
+    root->io = outer;
+    return 0;
+}
+
 static int open_one(const struct kvt_cache *cache, struct kvt_root_state *root)
 {
     const struct kvt_settings *settings = cache->settings;
@@ -215,6 +226,8 @@ static int open_one(const struct kvt_cache *cache, struct kvt_root_state *root)
         params.fixed_bytes = cache->arena_bytes;
     }
     int rc = kvt_io_files_new(&params, &root->io);
+    if (rc == 0 && settings->io_wrap != NULL)
+        rc = wrap(settings, root);
     if (rc != 0) {
         root->io = NULL;
     } else {

@@ -17,6 +17,7 @@ enum kvt_plan_setting { KVT_PLAN_SET_OFF = 0, KVT_PLAN_SET_ON, KVT_PLAN_SET_DETE
 
 enum kvt_pin_setting { KVT_PIN_SET_OFF = 0, KVT_PIN_SET_AUTO, KVT_PIN_SET_REQUIRED };
 
+struct kvt_io;
 struct kvt_pin_ops;
 
 struct kvt_disk_setting {
@@ -63,6 +64,10 @@ struct kvt_settings {
     uint32_t disk_count;
     struct kvt_disk_setting disks[KVT_DISKS_MAX];
     const struct kvt_pin_ops *pin_ops; /* no option: a test's hook; NULL: mlock */
+    /* No option: what a test or a benchmark puts around the I/O of each root (slower drives). Takes
+     * over what it is given; NULL: it could not, and the root is off. */
+    struct kvt_io *(*io_wrap)(void *arg, struct kvt_io *inner);
+    void *io_wrap_arg;
 };
 
 struct kvt_config {

@@ -14,6 +14,10 @@
 /* A cut trusts both models to the last per cent, where all or nothing needs the sign alone. */
 #define CUT_WORTH 0.98
 #define PROBE_BYTES_MAX 0x1p26 /* enough to measure any drive */
+#define LATE_FACTOR 2.0        /* a load that takes twice as long is not the one that was planned */
+#define LATE_SHARE 0.5         /* of the recompute time: what is not there then has cost enough */
+#define LATE_SHARE_PROBE 0.05
+#define LATE_SLACK_S 0.002 /* a scheduler's whim is no change of the drive */
 #define TOKENS_MAX (UINT64_C(1) << 30)
 
 /* The query as numbers that a candidate is priced with in a few multiplications. */
@@ -280,6 +284,20 @@ static void report(struct kvt_plan *out, const struct candidate *best)
     out->gpu_s = best->gpu;
 }
 
+/* When to cut the load off. What has arrived by then is used, so waiting is not lost: up to half of
+ * the recompute time bounds the loss when nothing more arrives. A load that is worth more than that
+ * (the GPU is busy) may take a quarter longer than expected. */
+static double deadline_of(const struct kvt_plan *plan)
+{
+    double twice = LATE_FACTOR * plan->load_s, half = LATE_SHARE * plan->recompute_s;
+    if (plan->count == 0)
+        return 0;
+    if (plan->reason == KVT_PLAN_PROBE)
+        return twice + LATE_SHARE_PROBE * plan->recompute_s + LATE_SLACK_S;
+    double most = fmax(plan->recompute_s, 1.25 * plan->load_s);
+    return fmax(half, fmin(twice, most)) + LATE_SLACK_S;
+}
+
 int kvt_decide(const struct kvt_decide *query, const struct kvt_plan_models *models,
                struct kvt_plan *out)
 {
@@ -312,5 +330,6 @@ int kvt_decide(const struct kvt_decide *query, const struct kvt_plan_models *mod
     if (probe(&search, &best, recompute))
         out->reason = KVT_PLAN_PROBE;
     report(out, &best);
+    out->deadline_s = deadline_of(out);
     return 0;
 }

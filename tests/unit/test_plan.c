@@ -318,10 +318,43 @@ static void test_a_plan_looks_at_few_runs(void **state)
     }
 }
 
+/* A load has time for twice what is expected, or half of what computing takes, whichever is longer,
+ * and never much more than computing; a probe little; no load, no deadline. */
+static void test_a_load_has_a_deadline(void **state)
+{
+    (void)state;
+    struct kvt_rng rng = {7};
+    int probes = 0;
+    for (int i = 0; i < 4000; i++) {
+        struct world w;
+        make(&w, 0.05 * GB * exp2((double)kvt_rng_below(&rng, 100) / 10));
+        place(&w, (uint32_t)kvt_rng_below(&rng, 24), (uint32_t)kvt_rng_below(&rng, 24));
+        w.query.cut = (int)kvt_rng_below(&rng, 3);
+        w.query.lambda = (double)kvt_rng_below(&rng, 3);
+        w.tiers[KVT_TIER_DISK].left_aside = (uint32_t)kvt_rng_below(&rng, 80);
+        struct kvt_plan plan = decide(&w);
+        double most = fmax(plan.recompute_s, 1.25 * plan.load_s) + 0.0021;
+        assert_true(isfinite(plan.deadline_s));
+        assert_true((plan.count == 0) == (plan.deadline_s == 0));
+        if (plan.count == 0)
+            continue;
+        assert_true(plan.deadline_s > plan.load_s);
+        if (plan.reason == KVT_PLAN_PROBE) {
+            probes++;
+            assert_true(plan.deadline_s < 2 * plan.load_s + 0.06 * plan.recompute_s + 0.0021);
+        } else {
+            assert_true(plan.deadline_s <= most);
+            assert_true(plan.deadline_s >= 0.5 * plan.recompute_s);
+        }
+    }
+    assert_true(probes > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_other_range_is_cheaper),
+        cmocka_unit_test(test_a_load_has_a_deadline),
         cmocka_unit_test(test_a_slow_tier_behind_a_fast_one),
         cmocka_unit_test(test_a_busy_gpu_makes_loading_worth_more),
         cmocka_unit_test(test_a_slow_tier_is_probed_and_comes_back),
