@@ -51,6 +51,9 @@ struct kvt_llama_opts {
     int cut;                /* enum kvt_plan_cut: OVERLAP (default): where that is faster, a restore
                                computes the beginning of the prompt itself, by llama_decode() in the
                                context, while the rest is loaded; NONE: it only loads */
+    const char *engine_build; /* which build of llama.cpp computes, where it is not the one that the
+                                 library was made for: any text, such as a digest of its libraries;
+                                 enters the identity. NULL: the library's own */
 };
 void kvt_llama_opts_init(struct kvt_llama_opts *opts);
 

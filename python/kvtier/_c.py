@@ -16,6 +16,7 @@ import pathlib
 import re
 import threading
 
+from ._errors import ErrorCode as ErrorCode
 from ._errors import LibraryError, make_error
 
 VERSION = "0.1.0"  # KVT_VERSION_STRING of the headers that this file describes
@@ -125,7 +126,7 @@ class kvt_plan(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("first", C.c_size_t), ("count", C.c_size_t),
                 ("reason", C.c_int), ("unsure", C.c_int), ("ttft_s", C.c_double),
                 ("load_s", C.c_double), ("gpu_s", C.c_double), ("recompute_s", C.c_double),
-                ("load_all_s", C.c_double)]
+                ("load_all_s", C.c_double), ("deadline_s", C.c_double)]
 
 
 class kvt_req_report(C.Structure):

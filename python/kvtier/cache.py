@@ -75,7 +75,9 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Plan:
-    """Load blocks [first, first + count); compute the rest. Times in seconds are expectations."""
+    """Load blocks [first, first + count); compute the rest. Times in seconds are expectations.
+    deadline_s: cut the load off after it, since the rest is then computed sooner; 0: no load, or
+    not weighed (pass it to load() as deadline, or None for 0)."""
 
     first: int
     count: int
@@ -86,6 +88,7 @@ class Plan:
     gpu_s: float
     recompute_s: float
     load_all_s: float
+    deadline_s: float
 
 
 @dataclass(frozen=True)
@@ -458,7 +461,8 @@ class Namespace(_Child):
         out = _c.kvt_plan(C.sizeof(_c.kvt_plan))
         _c.check(self._lib.kvt_plan(self.handle, C.byref(query), C.byref(out)), "plan")
         return Plan(out.first, out.count, Reason(out.reason), bool(out.unsure), out.ttft_s,
-                    out.load_s, out.gpu_s, out.recompute_s, out.load_all_s)
+                    out.load_s, out.gpu_s, out.recompute_s, out.load_all_s,
+                    out.deadline_s)
 
     def observe_prefill(self, new_tokens: int, cached_tokens: int, seconds: float) -> bool:
         """Tell what a prefill took: new_tokens computed behind cached_tokens. False: not taken."""

@@ -13,12 +13,13 @@ TABLE = pathlib.Path("docs/testing.md")
 GAPS = pathlib.Path("docs/known-gaps.md")
 GAP = re.compile(r"^\| case C(\d+) \| No test yet: ([^|]*) \|$", re.M)
 ROW = re.compile(r"^\| C(\d+) \| ([^|]*) \| ([^|]*) \|$")
-DEFINED = re.compile(r"^static (?:void|int) (test_c(\d+)_\w+)\(", re.M)
+DEFINED = re.compile(r"^(?:static (?:void|int)|def) (test_c(\d+)_\w+)\(", re.M)
 
 
 def from_sources():
     found = {}
-    for path in sorted(pathlib.Path("tests").rglob("test_*.c")):
+    tests = pathlib.Path("tests")
+    for path in [*sorted(tests.rglob("test_*.c")), *sorted(tests.rglob("test_*.py"))]:
         for name, number in DEFINED.findall(path.read_text()):
             tests = found.setdefault(int(number), [])
             if (path.stem, name) not in tests:  # one of two branches of an #if

@@ -15,6 +15,7 @@
 
 #define TEXT_BYTES 512
 #define META_BYTES 128
+#define BUILD_BYTES 256 /* of engine_build */
 
 #ifndef KVT_LLAMA_BUILD
 #define KVT_LLAMA_BUILD "unpinned"
@@ -209,6 +210,7 @@ int kvt_llama_open_ns(struct kvt_llama *llama, const struct kvt_llama_opts *opts
     const struct kvt_layout layout = {sizeof(layout), llama->block_tokens, 2 * llama->shape.layers,
                                       llama->parts};
     char digest[KVT_DIGEST_HEX + 1], name[META_BYTES], rope[TEXT_BYTES], extra[TEXT_BYTES];
+    const char *build = opts->engine_build != NULL ? opts->engine_build : KVT_LLAMA_BUILD;
     const char *rotation = getenv("LLAMA_ATTN_ROT_DISABLE");
     struct kvt_identity identity;
 
@@ -229,7 +231,11 @@ int kvt_llama_open_ns(struct kvt_llama *llama, const struct kvt_llama_opts *opts
         name[0] = '\0';
     rope_text(llama->ctx, params, rope);
     snprintf(extra, sizeof(extra), "llama.cpp=%s build=%s type_k=%d type_v=%d flash_attn=1",
-             llama_version(), KVT_LLAMA_BUILD, (int)params->type_k, (int)params->type_v);
+             llama_version(), build, (int)params->type_k, (int)params->type_v);
+    if (strlen(build) > BUILD_BYTES) { /* cut off, two builds could look the same */
+        snprintf(error, error_len, "engine_build is longer than %d bytes", BUILD_BYTES);
+        return KVT_E_INVAL;
+    }
 
     kvt_identity_init(&identity);
     identity.engine = "llama.cpp";

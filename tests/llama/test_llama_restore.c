@@ -608,7 +608,7 @@ static void test_c13_identity(void **state)
     base.context_params = &rig.params;
     base.model_path = rig.model_path;
     base.level = KVT_LEVEL_RAW;
-    for (int variant = 0; variant <= 7; variant++) {
+    for (int variant = 0; variant <= 8; variant++) {
         struct llama_context_params params = rig.params;
         opts = base;
         opts.context_params = &params;
@@ -628,6 +628,8 @@ static void test_c13_identity(void **state)
             opts.block_tokens = 32;
         if (variant == 7)
             setenv("LLAMA_ATTN_ROT_DISABLE", "1", 1);
+        if (variant == 8)
+            opts.engine_build = "sha256:5678";
         struct llama_context *ctx = llama_init_from_model(rig.model, params);
         assert_non_null(ctx);
         int rc = kvt_llama_new(rig.cache, ctx, &opts, &llama, error, sizeof(error));
