@@ -75,6 +75,9 @@ static void store_params(struct kvt_cache *cache, struct kvt_store_params *param
     params->staging_bytes = KVT_MIN(settings->staging, cache->arena_bytes);
     params->write_queue_bytes = settings->write_queue;
     params->write = settings->write;
+    params->admit = settings->admission;
+    params->token_s = 1 / (double)settings->plan_prefill;
+    params->byte_s = 1 / (double)settings->plan_disk;
     params->pin_bytes_max = settings->pin_max;
     params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
     params->seed = kvt_rng_seed_os();
@@ -93,6 +96,8 @@ static void store_params(struct kvt_cache *cache, struct kvt_store_params *param
         params->roots[params->root_count].io = cache->roots[i].io;
         params->roots[params->root_count].cap_bytes = cache->roots[i].cap_bytes;
         params->roots[params->root_count].files_max = kvt_settings_files(settings);
+        params->roots[params->root_count].write_bytes_day =
+            kvt_settings_root_writes(settings, cache->roots[i].cap_bytes);
         params->root_count++;
     }
 }

@@ -200,6 +200,15 @@ static uint64_t fds_for(const struct kvt_settings *s, uint64_t files)
     return CACHE_FDS + s->disk_count * (files + KVT_STORE_ROOT_FDS_OTHER);
 }
 
+uint64_t kvt_settings_root_writes(const struct kvt_settings *s, uint64_t cap_bytes)
+{
+    uint64_t bytes = s->write_budget == KVT_AUTO ? 0 : s->write_budget;
+    if (s->write_dwpd == KVT_AUTO)
+        return bytes;
+    uint64_t share = KVT_MAX(cap_bytes / 100 * s->write_dwpd, 1u); /* within 2^63: limits of both */
+    return bytes == 0 ? share : KVT_MIN(bytes, share);
+}
+
 uint32_t kvt_settings_files(const struct kvt_settings *s)
 {
     uint64_t least = fds_for(s, 0), rest = s->fds_max > least ? s->fds_max - least : 0;

@@ -21,6 +21,7 @@
 #include "io/io.h"
 #include "kvtier/codec.h"
 #include "kvtier/layout.h"
+#include "plan/admission.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define TIB (UINT64_C(1) << 40)
@@ -48,6 +49,12 @@ static const struct kvt_option options[] = {
      "bytes waiting for the disks before blocks are dropped; auto: half of dram, at most 256MiB"},
     {"write", T_WRITE, AT(write), "through", NULL, 0, 0,
      "when blocks go to disk: through (at once), evict (when DRAM runs short), idle"},
+    {"admission", T_ADMISSION, AT(admission), "all", NULL, 0, 0,
+     "which blocks go to disk: all, second_use (used twice), value (best saving for the budget)"},
+    {"write_budget", T_SIZE, AT(write_budget), "none", "none", 1024 * KIB, 1024 * TIB,
+     "bytes that may be written to each root in a day; blocks beyond are not written; none: any"},
+    {"write_dwpd", T_COUNT, AT(write_dwpd), "none", "none", 1, 100000,
+     "the same in per cent of a root's size a day (drive writes per day x 100); the smaller holds"},
     {"pin_max", T_SIZE, AT(pin_max), "auto", "auto", 0, 64 * TIB,
      "bytes that kvt_pin() may keep from eviction; auto: half of dram"},
     {"io", T_IO, AT(io), "auto", NULL, 0, 0,
@@ -287,6 +294,9 @@ static int set_word(struct kvt_config *config, const char *key, const char *valu
 
 static const char *const write_words[] = {"through", "evict", "idle"}; /* from THROUGH on */
 
+static const char *const admission_words[] = {
+    [KVT_ADMIT_ALL] = "all", [KVT_ADMIT_SECOND] = "second_use", [KVT_ADMIT_VALUE] = "value"};
+
 void kvt_settings_forget_disks(struct kvt_settings *settings)
 {
     for (uint32_t i = 0; i < settings->disk_count; i++)
@@ -378,6 +388,9 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
     case T_WRITE:
         return set_word(config, "write", value, write_words, KVT_ARRAY_LEN(write_words),
                         KVT_WRITE_THROUGH, "through, evict, idle", field);
+    case T_ADMISSION:
+        return set_word(config, "admission", value, admission_words, KVT_ARRAY_LEN(admission_words),
+                        0, "all, second_use, value", field);
     case T_IO:
         return set_word(config, "io", value, io_words, KVT_ARRAY_LEN(io_words), 0,
                         "auto, posix, uring", field);
@@ -425,6 +438,8 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         return *(const int *)field ? "yes" : "no";
     case T_LEVEL:
         return kvt_level_name(*(const int *)field);
+    case T_ADMISSION:
+        return admission_words[*(const int *)field];
     case T_IO:
         return io_words[*(const int *)field];
     case T_SWITCH:

@@ -17,6 +17,7 @@ enum kvt_option_type {
     T_LEVEL,
     T_SWITCH,
     T_WRITE,
+    T_ADMISSION,
     T_IO,
     T_PIN,
     T_PLAN,

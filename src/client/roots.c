@@ -299,9 +299,11 @@ static void take_over(struct kvt_cache *cache, uint32_t i)
                                   .cap_bytes = cache->roots[i].cap_bytes};
     int rc = open_one(cache, &root);
     if (rc == 0) {
-        const struct kvt_store_root add = {.io = root.io,
-                                           .cap_bytes = root.cap_bytes,
-                                           .files_max = kvt_settings_files(cache->settings)};
+        const struct kvt_store_root add = {
+            .io = root.io,
+            .cap_bytes = root.cap_bytes,
+            .files_max = kvt_settings_files(cache->settings),
+            .write_bytes_day = kvt_settings_root_writes(cache->settings, root.cap_bytes)};
         rc = kvt_owner_root_add(cache->owner, &add);
         if (rc != 0)
             root_off(&root, rc, 0);

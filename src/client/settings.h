@@ -46,6 +46,9 @@ struct kvt_settings {
     uint64_t plan_prefill;  /* tokens a second, of short prompts */
     uint64_t plan_disk;     /* bytes a second */
     uint64_t plan_dram;     /* bytes a second */
+    uint64_t write_budget;  /* bytes a day and root; KVT_AUTO: any */
+    uint64_t write_dwpd;    /* per cent of a root's cap a day; KVT_AUTO: any */
+    int admission;          /* enum kvt_admit */
     int plan;               /* enum kvt_plan_setting */
     int level;              /* enum kvt_level */
     int direct;             /* -1 auto, 0 off, 1 required */
@@ -87,6 +90,9 @@ int kvt_config_apply_env(struct kvt_config *config, int *applied);
 /* Replace every "auto" by its value and check that the values fit together. 0 or
  * KVT_E_CONFIG_VALUE; kvt_config_error() has the sentence. */
 int kvt_settings_resolve(struct kvt_config *config);
+
+/* Bytes that may be written in a day to a root of that cap; 0: any. */
+uint64_t kvt_settings_root_writes(const struct kvt_settings *settings, uint64_t cap_bytes);
 
 /* Segments that each root may keep open within fds_max. */
 uint32_t kvt_settings_files(const struct kvt_settings *settings);

@@ -49,6 +49,13 @@
     X(disk_dropped_space, "disk.dropped_space", "blocks not written: no room on disk")            \
     X(disk_dropped_error, "disk.dropped_error", "blocks not written: the write failed")           \
     X(disk_deferred, "disk.deferred", "blocks whose write was put off by their write policy")     \
+    X(admit_yes, "admission.taken", "blocks that admission took for the disk")                    \
+    X(admit_first, "admission.first_use", "blocks not taken: used once so far")                   \
+    X(admit_value, "admission.low_value", "blocks not taken: others save more for the bytes")     \
+    X(admit_budget, "admission.budget", "blocks not taken: the write budget was used up")         \
+    X(admit_random, "admission.random", "blocks not taken: not drawn")                            \
+    X(admit_chain, "admission.chain", "blocks not taken: the block before them was not")          \
+    X(admit_gone, "admission.gone", "blocks evicted from DRAM that admission had not taken")      \
     X(lost_deferred, "disk.lost_deferred", "blocks gone unwritten: evicted before their write")   \
     X(lost_queue, "disk.lost_queue", "blocks gone unwritten: the write queue had been full")      \
     X(lost_error, "disk.lost_error", "blocks gone unwritten: their write had failed")             \
@@ -77,26 +84,27 @@
     X(off_requests, "off.requests", "requests answered while switched off")
 
 /* gauges: current values */
-#define KVT_STORE_GAUGES(X)                                                                  \
-    X(blocks, "index.blocks", "blocks in the index")                                         \
-    X(index_bytes, "index.bytes", "memory of the index")                                     \
-    X(dram_bytes_max, "dram.bytes_max", "DRAM cap")                                          \
-    X(dram_bytes_used, "dram.bytes_used", "DRAM in slots")                                   \
-    X(dram_blocks, "dram.blocks", "blocks in DRAM")                                          \
-    X(dram_pins, "dram.pins", "pins held on slots by loads, stores and writes")              \
-    X(pinned_blocks, "pin.blocks", "blocks pinned by kvt_pin")                               \
-    X(pinned_bytes, "pin.bytes", "bytes of records pinned by kvt_pin")                       \
-    X(disk_roots, "disk.roots", "roots in use")                                              \
-    X(disk_failing, "disk.roots_failing", "roots whose last write failed")                   \
-    X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                               \
-    X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")                 \
-    X(disk_blocks, "disk.blocks", "blocks on disk")                                          \
-    X(disk_segments, "disk.segments", "segments that hold blocks")                           \
-    X(disk_erases, "disk.erases_queued", "purged ranges not overwritten yet")                \
-    X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")                \
-    X(disk_queue_bytes, "disk.queue_bytes", "bytes waiting to be written")                   \
-    X(disk_unsaved, "disk.unsaved_blocks", "blocks in DRAM that are on no disk, nor queued") \
-    X(disk_direct, "disk.direct", "1 when O_DIRECT is proved and in use")                    \
+#define KVT_STORE_GAUGES(X)                                                                     \
+    X(blocks, "index.blocks", "blocks in the index")                                            \
+    X(index_bytes, "index.bytes", "memory of the index")                                        \
+    X(dram_bytes_max, "dram.bytes_max", "DRAM cap")                                             \
+    X(dram_bytes_used, "dram.bytes_used", "DRAM in slots")                                      \
+    X(dram_blocks, "dram.blocks", "blocks in DRAM")                                             \
+    X(dram_pins, "dram.pins", "pins held on slots by loads, stores and writes")                 \
+    X(pinned_blocks, "pin.blocks", "blocks pinned by kvt_pin")                                  \
+    X(pinned_bytes, "pin.bytes", "bytes of records pinned by kvt_pin")                          \
+    X(disk_roots, "disk.roots", "roots in use")                                                 \
+    X(disk_failing, "disk.roots_failing", "roots whose last write failed")                      \
+    X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                                  \
+    X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")                    \
+    X(disk_blocks, "disk.blocks", "blocks on disk")                                             \
+    X(disk_segments, "disk.segments", "segments that hold blocks")                              \
+    X(disk_erases, "disk.erases_queued", "purged ranges not overwritten yet")                   \
+    X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")                   \
+    X(disk_queue_bytes, "disk.queue_bytes", "bytes waiting to be written")                      \
+    X(disk_unsaved, "disk.unsaved_blocks", "blocks in DRAM that are on no disk, nor queued")    \
+    X(budget_left, "admission.budget_left", "bytes that may be written now; 0 also: no budget") \
+    X(disk_direct, "disk.direct", "1 when O_DIRECT is proved and in use")                       \
     X(namespaces, "index.namespaces", "namespaces known")
 
 struct kvt_store_stats {

@@ -51,7 +51,8 @@ enum kvt_slot_write {
     KVT_SLOT_WRITE_GOING,     /* a write is in flight */
     KVT_SLOT_WRITE_LATER,     /* not on disk: waits for eviction, an idle store or a flush */
     KVT_SLOT_WRITE_DROPPED,   /* not on disk: the queue was full ... */
-    KVT_SLOT_WRITE_FAILED     /* ... or the write failed; eviction or a flush tries again */
+    KVT_SLOT_WRITE_FAILED,    /* ... or the write failed; eviction or a flush tries again */
+    KVT_SLOT_WRITE_FILTERED   /* not on disk: admission did not take it; asked again when used */
 };
 
 struct kvt_slot {

@@ -42,6 +42,7 @@ static void destroy(struct kvt_store *store)
     kvt_loads_destroy(store);
     kvt_namespaces_destroy(&store->spaces);
     kvt_policy_destroy(&store->policy);
+    kvt_admission_destroy(&store->admission);
     kvt_slots_destroy(&store->slots);
     kvt_index_destroy(&store->index);
     free(store);
@@ -59,6 +60,8 @@ static int tables_init(struct kvt_store *store)
                              KVT_STORE_HOLDS); /* grows as namespaces open */
     if (!err)
         err = kvt_policy_init(&store->policy, &store->slots, &store->index, cache * KVT_PAGE_BYTES);
+    if (!err)
+        err = kvt_admit_init(store);
     if (!err)
         err = kvt_namespaces_init(&store->spaces);
     if (!err)
@@ -142,6 +145,7 @@ int64_t kvt_store_run(struct kvt_store *store)
     reserve_sequence(store);
     roots_run(store);
     kvt_reads_run(store);
+    kvt_admit_run(store);
     next_run = kvt_loads_run(store);
     kvt_drains_run(store);
     next_run = KVT_MIN(next_run, kvt_later_run(store));

@@ -26,7 +26,8 @@ struct kvt_store;
 struct kvt_store_root {
     struct kvt_io *io; /* locked; the store closes its log, the caller destroys the io after */
     uint64_t cap_bytes;
-    uint32_t files_max; /* segments open at a time; 0: the least */
+    uint32_t files_max;       /* segments open at a time; 0: the least */
+    uint64_t write_bytes_day; /* bytes that may be written to it in a day; 0: any */
 };
 
 /* What STAT says of each root, behind the numbers of counters.h. */
@@ -43,6 +44,10 @@ struct kvt_store_params {
     uint64_t staging_bytes;     /* part of the arena for loads (and for stores when DRAM is 0) */
     uint64_t write_queue_bytes; /* blocks waiting for L2; more are dropped and counted */
     int write;                  /* enum kvt_write for stores that do not say; 0: through */
+    int admit;                  /* enum kvt_admit (plan/admission.h): which blocks are written */
+    uint32_t admit_permille;    /* KVT_ADMIT_RANDOM only: the share of them */
+    double token_s, byte_s; /* KVT_ADMIT_VALUE: seconds to compute a token, to load a byte; 0: as
+                               plan_prefill and plan_disk are by default */
     uint64_t pin_bytes_max;
     uint64_t scrub_bytes_per_s; /* of cold records read back and verified when idle; 0: none */
     uint32_t blocks_max;        /* index capacity, L1 and L2 together; 0: derived from the caps as

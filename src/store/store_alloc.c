@@ -158,6 +158,7 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
     }
     if (entry != KVT_INDEX_NONE && serves(chain, kvt_index_at(&store->index, entry))) {
         kvt_policy_hit(&store->policy, entry);
+        kvt_admit_use(store, entry);
         link_parent(chain, entry);
         store->counts.alloc_exists++;
         return KVT_E_EXISTS;
@@ -306,9 +307,9 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
-    bool pinned = e->pinned;
+    bool pinned = e->pinned, present = kvt_index_present(e);
 
-    if (kvt_index_present(e)) {
+    if (present) {
         store->counts.commit_replaced++;
         store->counts.commit_cooled += kvt_map_id_level(e->map) > kvt_map_id_level(s->map);
         kvt_entry_set_pinned(store, entry, false);
@@ -329,6 +330,8 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
         else
             store->counts.pin_refused++;
     }
+    if (!present)
+        kvt_admit_first(store, slot);
     if (store->disk_count)
         kvt_writes_commit(store, slot);
     store->counts.commit_ok++;

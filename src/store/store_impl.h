@@ -5,7 +5,7 @@
  *   store_entry.c    entry <-> slot <-> disk     store_read.c    reads in flight
  *   store_room.c     makes room: evict, reclaim  store_write.c   write queue, batches
  *   store_query.c    LOOKUP, TOUCH, PIN, NS_OPEN store_flush.c   FLUSH; store_purge.c PURGE
- *   store_later.c    writes put off
+ *   store_later.c    writes put off              store_admit.c   which blocks are written
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
  *   store_recover.c  roots at open               store_check.c   every invariant
  *   store_reinsert.c what was hit outlives its   store_direct.c  records pinned on disk
@@ -21,6 +21,7 @@
 #ifndef KVT_STORE_STORE_IMPL_H
 #define KVT_STORE_STORE_IMPL_H
 
+#include "plan/admission.h"
 #include "store/l2.h"
 #include "store/namespaces.h"
 #include "store/policy.h"
@@ -203,10 +204,12 @@ struct kvt_store {
     uint64_t *recover_generation;
     uint32_t recover_capacity;
 
+    struct kvt_admission admission;
     struct kvt_slot_list write_queue; /* oldest at the tail */
     struct kvt_store_write *write_free;
     struct kvt_store_write *write_erase; /* landed after their block had gone */
     uint32_t writes_going;
+    uint64_t going_bytes; /* of their records */
     uint32_t ticket_next;
     int64_t gather_since_ns;
     uint32_t write_root;   /* whose turn it is */
@@ -377,6 +380,17 @@ bool kvt_writes_queue(struct kvt_store *store, uint32_t slot, bool beyond_bound)
 bool kvt_writes_room(const struct kvt_store *store, uint32_t slot);
 void kvt_writes_unqueue(struct kvt_store *store, uint32_t slot);
 int64_t kvt_writes_run(struct kvt_store *store);
+
+/* ---- store_admit.c: which blocks are written */
+__attribute__((warn_unused_result)) int kvt_admit_init(struct kvt_store *store);
+/* A block was used. One that admission had not taken is asked about again. */
+void kvt_admit_use(struct kvt_store *store, uint32_t entry);
+/* The same for a block that has just been committed. */
+void kvt_admit_first(struct kvt_store *store, uint32_t slot);
+/* May an unsaved block be written? false: it is FILTERED now, and counted. */
+bool kvt_admit_ask(struct kvt_store *store, uint32_t slot);
+/* What the roots have written since. */
+void kvt_admit_run(struct kvt_store *store);
 
 /* ---- store_later.c: blocks that are not on disk */
 /* The one place where a slot's write state changes. */

@@ -1,5 +1,7 @@
 /* Blocks in DRAM that are not on disk, and when they get there: when an eviction is near, when the
  * store is idle, on flush, at close. Also what is lost when one leaves without having been written.
+ * Before a block is queued admission is asked (store_admit.c): what it does not take is not
+ * unsaved.
  *
  * Why a block is not on disk is its slot's write state: LATER by policy (enum kvt_write), DROPPED
  * since the queue was full, FAILED since its write failed. All three are "unsaved".
@@ -52,7 +54,8 @@ void kvt_writes_commit(struct kvt_store *store, uint32_t slot)
     /* What stands in the staging region cannot stay: it goes to disk at once. */
     if (s->policy == KVT_WRITE_THROUGH ||
         kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING) {
-        (void)kvt_writes_queue(store, slot, false);
+        if (kvt_admit_ask(store, slot))
+            (void)kvt_writes_queue(store, slot, false);
         return;
     }
     store->counts.disk_deferred++;
@@ -64,7 +67,7 @@ void kvt_writes_queue_unsaved(struct kvt_store *store)
     for (uint32_t slot = 0; slot < store->slots.arena.touched && store->unsaved; slot++) {
         struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
-        if (s->state == KVT_SLOT_VALID && unsaved(s))
+        if (s->state == KVT_SLOT_VALID && unsaved(s) && kvt_admit_ask(store, slot))
             (void)kvt_writes_queue(store, slot, true);
     }
 }
@@ -72,7 +75,7 @@ void kvt_writes_queue_unsaved(struct kvt_store *store)
 bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries)
 {
     if (!store->disk_count || !kvt_write_unsaved(store, slot) || *tries >= SAVES_PER_REQUEST ||
-        !kvt_writes_room(store, slot))
+        !kvt_writes_room(store, slot) || !kvt_admit_ask(store, slot))
         return false;
     ++*tries;
     kvt_slot_at(&store->slots, slot)->at_end = 1;
@@ -92,6 +95,7 @@ void kvt_writes_lost(struct kvt_store *store, uint32_t slot)
 {
     const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
+    store->counts.admit_gone += s->write == KVT_SLOT_WRITE_FILTERED;
     if (!store->disk_count || !unsaved(s))
         return;
     store->lost_since_flush = 1;
@@ -125,8 +129,10 @@ static uint64_t save_chain(struct kvt_store *store, uint32_t slot, uint64_t byte
         if (s->state == KVT_SLOT_VALID && unsaved(s)) {
             if (!kvt_writes_room(store, slot))
                 return UINT64_MAX;
-            s->at_end = 1;
-            (void)kvt_writes_queue(store, slot, false);
+            if (kvt_admit_ask(store, slot)) {
+                s->at_end = 1;
+                (void)kvt_writes_queue(store, slot, false);
+            }
         }
         slot =
             parent == KVT_INDEX_NONE ? KVT_INDEX_NONE : kvt_index_at(&store->index, parent)->slot;
@@ -171,7 +177,8 @@ static int64_t idle_turn(struct kvt_store *store, int64_t now)
             s->policy == KVT_WRITE_IDLE) {
             if (!kvt_writes_room(store, slot))
                 return now + KVT_STORE_GATHER_NS;
-            (void)kvt_writes_queue(store, slot, false);
+            if (kvt_admit_ask(store, slot))
+                (void)kvt_writes_queue(store, slot, false);
         }
         store->idle_cursor++;
     }

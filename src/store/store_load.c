@@ -99,6 +99,7 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
         i->direct = kvt_direct_take(store, load->client, entry, &full);
     if (i->direct != KVT_NO_NUMBER) {
         kvt_policy_hit(&store->policy, entry);
+        kvt_admit_use(store, entry);
         i->state = KVT_ITEM_READY;
         i->tier = KVT_TIER_DISK;
         load->ahead++;
@@ -112,6 +113,8 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
             return started;
     }
     kvt_policy_hit(&store->policy, entry);
+    if (!load->prefetch) /* the load that it is for is the use */
+        kvt_admit_use(store, entry);
     kvt_slot_pin(&store->slots, i->slot);
     kvt_slot_settle(store, i->slot);
     s = kvt_slot_at(&store->slots, i->slot);

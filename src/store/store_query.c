@@ -178,6 +178,7 @@ void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt
             !kvt_index_present(kvt_index_at(&store->index, store->found[i])))
             continue;
         kvt_policy_hit(&store->policy, store->found[i]);
+        kvt_admit_use(store, store->found[i]);
         touched++;
     }
     if (msg->cookie)

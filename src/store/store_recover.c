@@ -306,6 +306,7 @@ int kvt_store_root_add(struct kvt_store *store, const struct kvt_store_root *roo
         store->disk_count--;
         return err;
     }
+    kvt_admission_root(&store->admission, number, root->write_bytes_day);
     store->params.roots_pending -= store->params.roots_pending > 0;
     store->sequence_floor = store->sequence_next;
     store->activity++;

@@ -83,6 +83,8 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *stat
     stats->disk_queue_bytes = store->write_queue.bytes;
     stats->disk_unsaved = store->disk_count ? store->unsaved : 0;
     stats->namespaces = store->spaces.used;
+    int64_t left = kvt_admission_left(&store->admission);
+    stats->budget_left = left == INT64_MAX ? 0 : (uint64_t)KVT_MAX(left, INT64_C(0));
     disk_gauges(store, stats);
 }
 

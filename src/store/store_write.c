@@ -90,6 +90,7 @@ static void write_record_done(struct kvt_l2_write *write)
     store->activity++;
     store->again = 1;
     store->writes_going--;
+    store->going_bytes -= s->record_bytes;
     w->busy = 0;
     if (!status && s->state == KVT_SLOT_VALID &&
         !kvt_entry_set_disk(store, s->entry, w->root, write->where))
@@ -197,6 +198,7 @@ static bool batch_out(struct kvt_store *store, uint32_t root)
         kvt_writes_unqueue(store, slot);
         kvt_write_move(store, slot, KVT_SLOT_WRITE_GOING);
         kvt_slot_pin(&store->slots, slot);
+        store->going_bytes += kvt_slot_at(&store->slots, slot)->record_bytes;
     }
     if (kvt_l2_append(store->disks[root].l2, list) == 0)
         return true;
@@ -223,13 +225,19 @@ static void erase_landed(struct kvt_store *store)
     }
 }
 
-/* A root whose writes fail is left out while another one works. */
+static bool wanting(const struct kvt_store *store, uint32_t root)
+{
+    return kvt_l2_paused(store->disks[root].l2) || !kvt_admission_root_may(&store->admission, root);
+}
+
+/* A root whose writes fail, or whose day's bytes are used up, is left out while another one works.
+ */
 static bool passed_over(const struct kvt_store *store, uint32_t root)
 {
-    if (!kvt_l2_paused(store->disks[root].l2))
+    if (!wanting(store, root))
         return false;
     for (uint32_t i = 0; i < store->disk_count; i++)
-        if (!kvt_l2_paused(store->disks[i].l2))
+        if (!wanting(store, i))
             return true;
     return false;
 }

@@ -60,6 +60,8 @@ static int start(struct rig *rig)
         .scrub_bytes_per_s = o->scrub_bytes_per_s,
         .blocks_max = o->blocks_max,
         .write = o->write,
+        .admit = o->admit,
+        .admit_permille = o->admit_permille,
         .roots_pending = o->roots_pending,
         .root_count = rig->second ? 2
                       : rig->io   ? 1
@@ -74,6 +76,7 @@ static int start(struct rig *rig)
     for (uint32_t i = 0; i < params.root_count; i++) {
         params.roots[i].io = (i == 1) != rig->swap_roots ? rig->second : rig->io;
         params.roots[i].cap_bytes = o->disk_cap_bytes;
+        params.roots[i].write_bytes_day = o->write_bytes_day;
     }
     return kvt_store_open(&params, &rig->store, NULL);
 }

@@ -29,6 +29,9 @@ struct rig_options {
     uint64_t scrub_bytes_per_s;
     uint32_t blocks_max;
     int write; /* enum kvt_write: the store's own policy */
+    int admit; /* enum kvt_admit */
+    uint32_t admit_permille;
+    uint64_t write_bytes_day; /* of each root */
     int collide;
     bool turns_over;        /* for the test's own use */
     uint32_t roots_pending; /* that the test adds itself */
