@@ -2,8 +2,8 @@
  *
  * A data request becomes a shadow request to the inner backend, so that what is asked of inner may
  * differ from what the submitter asked; the shadow's result is translated when it is reaped.
- * Three lists: in inner -> held (when holding) -> ready. The event fd is an epoll over inner's and
- * one of our own, rung while the ready list is not empty.
+ * Lists: in inner -> late (when it takes time) -> held (when holding) -> ready. The event fd is an
+ * epoll over inner's and one of our own, rung while the ready list is not empty.
  */
 #include "support/fault_io.h"
 
@@ -28,7 +28,12 @@ struct shadow {
     struct kvt_io_req req;  /* what inner gets; user is the submitter's request */
     struct fault_rule rule; /* the one that fired; action 0: none */
     uint64_t bytes;         /* what the submitter asked for */
-    uint8_t *torn;          /* page made up for FAULT_TORN */
+    uint8_t *torn;          /* page made up for FAULT_TORN, or a copy of all with FAULT_FLIP */
+};
+
+struct late {
+    struct kvt_io_req *req;
+    int64_t due_ns; /* INT64_MAX: never */
 };
 
 struct list {
@@ -50,6 +55,11 @@ struct fault_io {
     bool holding, dead;
     unsigned flying; /* shadows that inner has */
     struct list held, ready;
+    struct late *late;
+    size_t late_count, late_room;
+    struct kvt_clock clock; /* now_ns NULL: nothing takes time */
+    int64_t latency_min, latency_max, stalled_until;
+    struct kvt_io *then;  /* of fault_io_remember() */
     int own_fd, epoll_fd; /* -1 when inner has no event fd */
 };
 
@@ -259,11 +269,64 @@ static void arrive(struct fault_io *fault, struct kvt_io_req *req)
     list_add(fault->holding ? &fault->held : &fault->ready, req);
 }
 
+/* Done: reported now, or when its time has come. */
+static void arrive_late(struct fault_io *fault, struct kvt_io_req *req,
+                        const struct fault_rule *rule)
+{
+    int64_t now, due;
+
+    if (!fault->clock.now_ns || fault->dead) {
+        arrive(fault, req);
+        return;
+    }
+    now = kvt_clock_now(&fault->clock);
+    due = now + fault->latency_min;
+    if (fault->latency_max > fault->latency_min)
+        due += (int64_t)kvt_rng_below(&fault->rng,
+                                      (uint64_t)(fault->latency_max - fault->latency_min + 1));
+    if (rule->action == FAULT_LATE)
+        due += (int64_t)rule->arg;
+    if (rule->action == FAULT_STALL)
+        fault->stalled_until = now + (int64_t)rule->arg;
+    due = KVT_MAX(due, fault->stalled_until);
+    if (rule->action == FAULT_NEVER)
+        due = INT64_MAX;
+    if (due <= now) {
+        arrive(fault, req);
+        return;
+    }
+    if (fault->late_count == fault->late_room) {
+        fault->late_room = fault->late_room ? fault->late_room * 2 : 64;
+        fault->late = must(realloc(fault->late, fault->late_room * sizeof *fault->late));
+    }
+    fault->late[fault->late_count++] = (struct late){req, due};
+}
+
+/* Those whose time has come, earliest first. all: whatever their time. */
+static void late_arrive(struct fault_io *fault, bool all)
+{
+    while (fault->late_count) {
+        size_t best = 0;
+
+        for (size_t i = 1; i < fault->late_count; i++)
+            if (fault->late[i].due_ns < fault->late[best].due_ns)
+                best = i;
+        if (!all && fault->late[best].due_ns > kvt_clock_now(&fault->clock))
+            return;
+        arrive(fault, fault->late[best].req);
+        fault->late_count--;
+        memmove(&fault->late[best], &fault->late[best + 1],
+                (fault->late_count - best) * sizeof *fault->late);
+    }
+}
+
 static int finish_now(struct fault_io *fault, struct kvt_io_req *req, int64_t result)
 {
+    static const struct fault_rule none = {.action = 0};
+
     req->result = result;
     req->elapsed_ns = 0;
-    arrive(fault, req);
+    arrive_late(fault, req, &none);
     show_ready(fault);
     return 0;
 }
@@ -302,6 +365,40 @@ static unsigned data_op(int kind)
     return kind == KVT_IO_READ ? FAULT_READ : kind == KVT_IO_WRITE ? FAULT_WRITE : FAULT_SYNC;
 }
 
+/* A copy of what is written, with one bit that is wrong. */
+static void flip_write(struct fault_io *fault, struct shadow *shadow, uint64_t bit)
+{
+    struct kvt_io_req *req = &shadow->req;
+    uint64_t at = 0;
+
+    shadow->torn = must(aligned_alloc(KVT_IO_ALIGN, shadow->bytes));
+    for (uint32_t i = 0; i < req->iov_count; i++) {
+        memcpy(shadow->torn + at, req->iov[i].iov_base, req->iov[i].iov_len);
+        at += req->iov[i].iov_len;
+    }
+    bit = bit == FAULT_RANDOM ? kvt_rng_below(&fault->rng, at * 8) : bit % (at * 8);
+    shadow->torn[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    req->iov_count = 1;
+    req->iov[0] = (struct iovec){shadow->torn, at};
+}
+
+/* A read brings the bytes of the picture, where that has the file. */
+static void read_then(struct fault_io *fault, struct kvt_io_req *req)
+{
+    int file = fault->then->ops->open(fault->then, name_of(&fault->io, req->file), 0);
+    struct kvt_io_req old = *req;
+
+    if (file < 0)
+        return;
+    old.file = file;
+    if (fault->then->ops->submit(fault->then, &old) == 0) {
+        struct kvt_io_req *got[1];
+
+        (void)fault->then->ops->reap(fault->then, got, 1);
+    }
+    fault->then->ops->close(fault->then, file);
+}
+
 static int fault_submit(struct kvt_io *io, struct kvt_io_req *req)
 {
     struct fault_io *fault = fault_of(io);
@@ -312,6 +409,8 @@ static int fault_submit(struct kvt_io *io, struct kvt_io_req *req)
 
     if (fault->dead)
         return finish_now(fault, req, -EIO);
+    if (rule && rule->action == FAULT_BUSY)
+        return -EAGAIN;
     if (rule && rule->action == FAULT_FAIL)
         return finish_now(fault, req, -rule->error);
     if (rule && bytes >= 0 && rule->action == FAULT_LOST && req->kind != KVT_IO_READ)
@@ -327,9 +426,11 @@ static int fault_submit(struct kvt_io *io, struct kvt_io_req *req)
     if (rule && bytes > 0 && req->kind == KVT_IO_WRITE) {
         if (rule->action == FAULT_TORN)
             tear(shadow, rule->arg);
-        if (rule->action == FAULT_MISDIRECT)
-            shadow->req.offset += rule->arg * KVT_IO_ALIGN;
+        if (rule->action == FAULT_FLIP)
+            flip_write(fault, shadow, rule->arg);
     }
+    if (rule && bytes > 0 && rule->action == FAULT_MISDIRECT)
+        shadow->req.offset += rule->arg * KVT_IO_ALIGN;
     rc = fault->inner->ops->submit(fault->inner, &shadow->req);
     if (rc) {
         free(shadow->torn);
@@ -370,7 +471,9 @@ static void translate(struct fault_io *fault, struct shadow *shadow)
         req->result = KVT_MAX(req->result - (int64_t)(rule->arg * KVT_IO_ALIGN), (int64_t)0);
     if (req->kind == KVT_IO_READ && rule->action == FAULT_FLIP)
         flip(fault, req, rule->arg);
-    arrive(fault, req);
+    if (req->kind == KVT_IO_READ && rule->action == FAULT_STALE && req->result > 0 && fault->then)
+        read_then(fault, req);
+    arrive_late(fault, req, rule);
     fault->flying--;
     free(shadow->torn);
     free(shadow);
@@ -392,6 +495,7 @@ static unsigned fault_reap(struct kvt_io *io, struct kvt_io_req **out, unsigned 
     unsigned count = 0;
 
     drain_inner(fault);
+    late_arrive(fault, fault->dead);
     while (count < max && fault->ready.count)
         out[count++] = list_take(&fault->ready, false);
     show_ready(fault);
@@ -413,11 +517,14 @@ static void fault_destroy(struct kvt_io *io)
         (void)poll(&wait, 1, 1000);
     }
     fault->inner->ops->destroy(fault->inner);
+    if (fault->then)
+        fault->then->ops->destroy(fault->then);
     pthread_mutex_destroy(&fault->lock);
     if (fault->epoll_fd >= 0)
         close(fault->epoll_fd);
     if (fault->own_fd >= 0)
         close(fault->own_fd);
+    free(fault->late);
     free(fault->held.items);
     free(fault->ready.items);
     free(fault->names);
@@ -501,11 +608,51 @@ void fault_io_clear(struct kvt_io *io)
     pthread_mutex_lock(&fault->lock);
     fault->rule_count = 0;
     pthread_mutex_unlock(&fault->lock);
+    for (size_t i = 0; i < fault->late_count; i++) /* what would never come comes now */
+        if (fault->late[i].due_ns == INT64_MAX)
+            fault->late[i].due_ns = INT64_MIN;
+    fault->stalled_until = 0;
 }
 
 void fault_io_pull_the_plug(struct kvt_io *io)
 {
-    fault_of(io)->dead = true;
+    struct fault_io *fault = fault_of(io);
+
+    fault->dead = true;
+    fault_io_hold(io, 0);
+    show_ready(fault);
+}
+
+void fault_io_clock(struct kvt_io *io, struct kvt_clock clock)
+{
+    fault_of(io)->clock = clock;
+}
+
+void fault_io_latency(struct kvt_io *io, int64_t min_ns, int64_t max_ns)
+{
+    fault_of(io)->latency_min = min_ns;
+    fault_of(io)->latency_max = max_ns;
+}
+
+int64_t fault_io_next(const struct kvt_io *io)
+{
+    const struct fault_io *fault = (const struct fault_io *)io;
+    int64_t next = fault->ready.count ? INT64_MIN : INT64_MAX;
+
+    for (size_t i = 0; i < fault->late_count; i++)
+        next = KVT_MIN(next, fault->late[i].due_ns);
+    return next;
+}
+
+void fault_io_remember(struct kvt_io *io)
+{
+    struct fault_io *fault = fault_of(io);
+
+    if (fault->then)
+        fault->then->ops->destroy(fault->then);
+    fault->then = NULL;
+    if (kvt_io_mem_clone(fault->inner, &fault->then))
+        abort();
 }
 
 void fault_io_hold(struct kvt_io *io, int on)

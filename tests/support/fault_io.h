@@ -5,10 +5,28 @@
  * often as needed; drive the store; read the counts. Rules are tried in the order in which they
  * were added, the first that fires wins. Threads: the owner of the instance; rules may be added and
  * cleared by another.
+ *
+ * The fault budget: what this can do to the store, and what must hold all the same.
+ *
+ *   honest (an operation that was not done says so; no byte that was durable changes)
+ *     any operation fails, with any errno, once, for a while, for ever, at the N-th
+ *     data: the queue is full; short reads; a completion is late, all of them stall, one never
+ * comes
+ *     => exact or miss; what a flush or a purge acknowledged holds after any crash
+ *   power loss (power_io.h, below this): any part of what no sync has covered
+ *     => as honest
+ *   lying (reported as done)
+ *     a write is lost, torn at 512 B or at pages, lands elsewhere, has a wrong bit
+ *     a read has a wrong bit, comes from elsewhere, brings what was there before (stale)
+ *     a sync is lost
+ *     => exact or miss; nothing else is promised of what the lie was about
+ *
+ * Not in the budget: names that change, files that grow or appear by themselves, locks that lie.
  */
 #ifndef KVT_TESTS_FAULT_IO_H
 #define KVT_TESTS_FAULT_IO_H
 
+#include "base/clock.h"
 #include "io/io.h"
 
 /* Operations, as bits of a rule's mask. */
@@ -32,11 +50,17 @@ enum fault_op {
 enum fault_action {
     FAULT_FAIL = 1, /* not done; result is -error */
     FAULT_SHORT,    /* read: `arg` pages fewer than asked for, as at an end of file */
-    FAULT_FLIP,     /* read: bit `arg` of the bytes read is flipped (FAULT_RANDOM: any one) */
+    FAULT_FLIP,     /* bit `arg` of the bytes read or written is flipped (FAULT_RANDOM: any one) */
     FAULT_LOST,     /* write: reported done, never made; sync: reported done, not passed on */
     FAULT_TORN,     /* write: only the first `arg` sectors of 512 B reach the file, the rest of that
                        page is zeros; reported done, or -error when error is set */
-    FAULT_MISDIRECT, /* write: lands `arg` pages further on, reported done */
+    FAULT_MISDIRECT, /* write: lands `arg` pages further on, read: comes from there; reported done
+                      */
+    FAULT_BUSY,      /* data: submit() refuses it, as with a full queue */
+    FAULT_STALE,     /* read: brings what fault_io_remember() saw */
+    FAULT_LATE,      /* data: done, but reported `arg` ns later (of fault_io_clock()) */
+    FAULT_STALL,     /* data: so is everything from now on for `arg` ns */
+    FAULT_NEVER /* data: done, but not reported until the plug is pulled or rules are cleared */
 };
 #define FAULT_RANDOM UINT64_MAX
 
@@ -63,8 +87,17 @@ int fault_io_rule(struct kvt_io *io, const struct fault_rule *rule);
 const struct fault_rule *fault_io_rule_state(const struct kvt_io *io, int rule);
 void fault_io_clear(struct kvt_io *io);
 
-/* Everything fails with -EIO from now on: the drive is gone. What was done stays in inner. */
+/* Everything fails with -EIO from now on: the drive is gone. What was done stays in inner. What is
+ * late, stalled or held back comes at once. */
 void fault_io_pull_the_plug(struct kvt_io *io);
+
+/* Time, for what is late; and how long every data operation takes, at least and at most. */
+void fault_io_clock(struct kvt_io *io, struct kvt_clock clock);
+void fault_io_latency(struct kvt_io *io, int64_t min_ns, int64_t max_ns);
+/* When the next late completion is due; INT64_MAX: none is. */
+int64_t fault_io_next(const struct kvt_io *io);
+/* Take a picture of inner's files (a memory backend) for FAULT_STALE. */
+void fault_io_remember(struct kvt_io *io);
 
 /* Hold completions back: operations run, nothing is reaped until released. */
 void fault_io_hold(struct kvt_io *io, int on);

@@ -11,6 +11,13 @@
 #define SETTLE_STEPS 100000
 #define SETTLE_AHEAD_NS 20000000 /* timers within 20 ms belong to work in progress */
 
+/* KVT_TEST_LOG: what the store says. */
+static void rig_log(void *ctx, int level, const char *message)
+{
+    (void)ctx;
+    print_message("log %d: %s\n", level, message);
+}
+
 static int64_t rig_now(void *ctx)
 {
     return ((struct rig *)ctx)->now_ns;
@@ -69,6 +76,7 @@ static int start(struct rig *rig)
         .seed = 42,
         .test_collide = o->collide,
         .clock = {.now_ns = rig_now, .ctx = rig},
+        .log = {getenv("KVT_TEST_LOG") ? rig_log : NULL, NULL, KVT_LOG_DEBUG},
         .reply = rig_take_reply,
         .reply_ctx = rig,
     };

@@ -1,0 +1,79 @@
+/* See practice.h. An abort (a sanitizer's too) prints the line as well. */
+#include "support/practice.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *practice;
+static uint64_t tried, passed, bad;
+static time_t began;
+
+static void print_line(void)
+{
+    char line[160];
+    int bytes =
+        snprintf(line, sizeof line,
+                 "{\"practice\": \"%s\", \"tried\": %" PRIu64 ", \"failed\": %" PRIu64 "}\n",
+                 practice, tried, bad + tried - passed);
+
+    (void)fflush(stdout);
+    if (write(STDOUT_FILENO, line, (size_t)bytes) < 0)
+        return;
+    practice = NULL;
+}
+
+static void at_exit(void)
+{
+    if (practice)
+        print_line();
+}
+
+static void at_abort(int number)
+{
+    if (practice)
+        print_line();
+    (void)signal(number, SIG_DFL);
+    (void)raise(number);
+}
+
+void practice_begin(const char *name)
+{
+    practice = name;
+    began = time(NULL);
+    (void)signal(SIGABRT, at_abort);
+    if (atexit(at_exit))
+        abort();
+}
+
+void practice_point(void)
+{
+    tried++;
+}
+
+void practice_passed(void)
+{
+    passed++;
+}
+
+void practice_add(uint64_t points, uint64_t failed)
+{
+    tried += points;
+    passed += points;
+    bad += failed;
+}
+
+uint64_t practice_tried(void)
+{
+    return tried;
+}
+
+int practice_goes_on(void)
+{
+    const char *minutes = getenv("KVT_SOAK_MINUTES");
+
+    return minutes && time(NULL) - began < (time_t)(strtod(minutes, NULL) * 60);
+}
