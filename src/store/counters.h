@@ -99,6 +99,8 @@
     X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")                    \
     X(disk_blocks, "disk.blocks", "blocks on disk")                                             \
     X(disk_segments, "disk.segments", "segments that hold blocks")                              \
+    X(disk_unread, "disk.segments_unread",                                                      \
+      "segments that could not be read at open: kept as they are until the next one")           \
     X(disk_erases, "disk.erases_queued", "purged ranges not overwritten yet")                   \
     X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")                   \
     X(disk_queue_bytes, "disk.queue_bytes", "bytes waiting to be written")                      \

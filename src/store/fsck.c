@@ -192,6 +192,11 @@ static bool check_header(struct fsck *fsck, const struct kvt_l2_survey_segment *
     uint8_t *page = fsck->scan.window;
     int64_t got;
 
+    if (kvt_l2_unread(file->status)) {
+        say(fsck, true, "%s: header cannot be read (%s); it is kept as it is", name,
+            kvt_strerror(file->status));
+        return false;
+    }
     if (file->status) {
         memset(page, 0, KVT_PAGE_BYTES);
         got = kvt_io_read_now(fsck->params->io, handle, 0, page, KVT_PAGE_BYTES);

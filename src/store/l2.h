@@ -165,6 +165,7 @@ struct kvt_l2_stats {
     uint64_t segments_live;
     uint64_t segments_recycled;
     uint64_t recovered_bad;
+    uint64_t segments_unread; /* kept aside: they could not be read at open */
     uint64_t enospc;
     uint64_t writes_in_flight;
     uint64_t reads_in_flight;

@@ -5,6 +5,7 @@
  *
  *   ABSENT     no file             -> BLANK      file made, space reserved
  *   BLANK      file without life   -> PREPARING  chosen; -> SEALED found at open with records
+ *                                  -> UNREAD     found at open, and could not be read
  *   PREPARING  header on its way   -> READY      header of the new generation is durable
  *                                  -> BLANK      failed
  *   READY      waits               -> OPEN       the first batch is submitted
@@ -14,6 +15,8 @@
  *   SEALED     read only           -> PREPARING  recycled, evicted() is called; when `drained`
  * first
  *                                  -> OPEN       at open: appended to again
+ *   UNREAD     kept as it is: what could be read of it is served, nothing is written to it but
+ *              zeros over purged records, it is not recycled; the next open tries again
  *   any file                       -> ABSENT     dropped to keep the cap, or no space for it
  *
  * Invariants
@@ -60,6 +63,7 @@ enum kvt_l2_state {
     KVT_L2_OPEN,
     KVT_L2_CLOSING,
     KVT_L2_SEALED,
+    KVT_L2_UNREAD,
     KVT_L2_STATES
 };
 

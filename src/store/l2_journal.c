@@ -375,13 +375,22 @@ static uint64_t sure_pages(const struct kvt_l2_journal *journal,
     return count;
 }
 
+static bool all_good(const struct kvt_l2_journal *journal, const struct kvt_journal_page *pages,
+                     uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (kvt_journal_page_check(&pages[i], i, journal->epoch))
+            return false;
+    return true;
+}
+
 static int read_pages(struct kvt_l2 *l2, uint64_t bytes, const struct kvt_superblock *superblock)
 {
     struct kvt_l2_journal *journal = &l2->journal;
     uint64_t padded = kvt_round_up(bytes, KVT_PAGE_BYTES);
     struct kvt_journal_page *pages;
     uint32_t count = (uint32_t)(padded / KVT_PAGE_BYTES);
-    int64_t got;
+    int64_t got = -EIO;
     int rc;
 
     if (padded > 64u << 20) /* no journal of ours is that large */
@@ -389,9 +398,13 @@ static int read_pages(struct kvt_l2 *l2, uint64_t bytes, const struct kvt_superb
     pages = kvt_l2_pages_alloc(padded);
     if (!pages)
         return -ENOMEM;
-    memset(pages, 0, padded);
-    got = kvt_io_read_now(l2->io, journal->file, 0, pages, padded);
-    journal->epoch = pages[0].epoch;
+    for (uint32_t look = 0; look < KVT_L2_LOOKS; look++) {
+        memset(pages, 0, padded);
+        got = kvt_io_read_now(l2->io, journal->file, 0, pages, padded);
+        journal->epoch = pages[0].epoch;
+        if (got >= 0 && all_good(journal, pages, count))
+            break; /* else a second look: one bad read must not cost what is on disk */
+    }
     rc = got < 0 ? (int)got
                  : load_pages(journal, pages, count, sure_pages(journal, superblock, pages, count));
     free(pages);
@@ -406,6 +419,8 @@ int kvt_l2_journal_load(struct kvt_l2 *l2, const struct kvt_l2_survey *survey)
     int rc = 0;
 
     journal->broken = true;
+    if (kvt_l2_unread(survey->journal_status)) /* as below */
+        return survey->journal_status;
     if (survey->journal_ok) {
         int flags = l2->params.read_only ? KVT_IO_OPEN_READ_ONLY : 0;
 

@@ -44,7 +44,8 @@ static bool live(const struct kvt_l2 *l2, uint32_t segment)
     if (segment >= l2->limit)
         return false;
     state = l2->segments[segment].state;
-    return state == KVT_L2_OPEN || state == KVT_L2_CLOSING || state == KVT_L2_SEALED;
+    return state == KVT_L2_OPEN || state == KVT_L2_CLOSING || state == KVT_L2_SEALED ||
+           state == KVT_L2_UNREAD;
 }
 
 /* 0; KVT_E_INVAL not a place of any segment; KVT_E_STALE the segment has no live records. */

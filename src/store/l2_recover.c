@@ -4,7 +4,11 @@
  * reclaim temporary files, drop segments above the cap; 5 per segment, by age: footer, or walk and
  * verify; 6 journal and superblock written, so that a second recovery finds what this one
  * found. The youngest segment without footer is opened again and appended to; others get their
- * footer now. Costs: a header and a tail of 64 KiB are read for each segment, several at once. */
+ * footer now. Costs: a header and a tail of 64 KiB are read for each segment, several at once.
+ * Bad reads: what cannot be read or looks damaged is read twice before that is believed. A segment
+ * of which something still cannot be read (UNREAD) is not touched: the next open finds everything
+ * that was durable in it. Where it is the journal, or all that tells whose root it is, the open
+ * fails and has changed nothing. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,8 +29,7 @@ struct recovery {
     struct kvt_l2_survey survey;
     struct kvt_l2_scan scan;
     const struct kvt_l2_survey_segment
-        *held;     /* the youngest without footer; entries in actives[0] */
-    bool sealable; /* it was read to its end */
+        *held;  /* the youngest without footer; entries in actives[0] */
     bool whole; /* all of its records are good: else its batch headers must not be walked again */
     uint64_t max_generation, max_sequence;
     uint8_t *tails;
@@ -57,6 +60,8 @@ static int choose_layout(struct recovery *r)
     uint64_t cap = l2->params.cap_bytes, segment_bytes = 0;
     bool known = kvt_l2_survey_identity(&r->survey, l2->root_id, &segment_bytes);
 
+    if (!known && kvt_l2_survey_unread(&r->survey))
+        return kvt_l2_survey_unread(&r->survey); /* it may be known the next time */
     if (!known)
         new_identity(l2);
     if (l2->params.read_only)
@@ -92,7 +97,18 @@ static int by_generation(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* The table of segments: all files start as BLANK. */
+/* Something of it could not be read: it stays as it is, and may hold records of any age. */
+static void keep_aside(struct kvt_l2 *l2, uint32_t number, int status)
+{
+    kvt_log(&l2->params.log, KVT_LOG_WARN,
+            "segment %u cannot be read (%s): it is kept as it is until the next open",
+            (unsigned)number, kvt_strerror(status));
+    kvt_l2_segment_move(l2, number, KVT_L2_UNREAD);
+    l2->segments[number].min_sequence = 0;
+    l2->stats.segments_unread++;
+}
+
+/* The table of segments: all files start as BLANK, but for those that could not be read. */
 static int make_table(struct recovery *r)
 {
     struct kvt_l2 *l2 = r->l2;
@@ -126,8 +142,8 @@ static int make_table(struct recovery *r)
         kvt_l2_segment_move(l2, file->number, KVT_L2_BLANK);
         segment->bytes = file->file_bytes;
         segment->generation = file->generation;
-        /* a header that cannot be read now may be readable the next time, with old records */
-        segment->min_sequence = file->status && file->status != KVT_E_CORRUPT ? 0 : UINT64_MAX;
+        if (kvt_l2_unread(file->status))
+            keep_aside(l2, file->number, file->status);
         l2->stats.recovered_bad += file->status != 0 && file->file_bytes;
         l2->stats.bytes_used += segment->bytes;
         l2->segment_files++;
@@ -182,7 +198,8 @@ static int drop_segment(struct recovery *r, struct kvt_l2_survey_segment *file)
     return rc;
 }
 
-/* Files above the cap: those of another size, then blank ones, then the oldest. */
+/* Files above the cap: those of another size, then blank ones, then the oldest; what could not be
+ * read counts as oldest of all. */
 static int drop_excess(struct recovery *r)
 {
     struct kvt_l2 *l2 = r->l2;
@@ -192,11 +209,11 @@ static int drop_excess(struct recovery *r)
     for (int pass = 0; pass < 3 && !rc; pass++) {
         for (uint32_t i = 0; i < r->survey.segment_count && !rc; i++) {
             struct kvt_l2_survey_segment *file = &r->survey.segments[i];
-            bool valid = ours(l2, file);
+            bool valid = ours(l2, file) || kvt_l2_unread(file->status);
 
             if (file->status == KVT_E_STALE || file->number >= KVT_L2_SEGMENT_NUMBERS)
                 continue;
-            if (pass == 0 ? !valid && file->file_bytes > l2->segment_bytes
+            if (pass == 0 ? !ours(l2, file) && file->file_bytes > l2->segment_bytes
                           : l2->segment_files > l2->segment_count && (pass == 2 || !valid))
                 rc = drop_segment(r, file);
         }
@@ -238,9 +255,7 @@ static void seal_held(struct recovery *r)
 
     if (!r->held)
         return;
-    rc = r->sealable && !l2->params.read_only
-             ? kvt_l2_seal_now(l2, r->held->number, &l2->actives[0])
-             : 0;
+    rc = l2->params.read_only ? 0 : kvt_l2_seal_now(l2, r->held->number, &l2->actives[0]);
     if (rc)
         kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: no footer: %s",
                 (unsigned)r->held->number, kvt_strerror(rc));
@@ -248,8 +263,7 @@ static void seal_held(struct recovery *r)
 }
 
 /* The scanned segment has no footer: keep what is needed to go on in it. */
-static void hold(struct recovery *r, const struct kvt_l2_survey_segment *file, bool sealable,
-                 bool whole)
+static void hold(struct recovery *r, const struct kvt_l2_survey_segment *file, bool whole)
 {
     struct kvt_l2_scan *scan = &r->scan;
     struct kvt_l2_active *active = &r->l2->actives[0];
@@ -263,7 +277,6 @@ static void hold(struct recovery *r, const struct kvt_l2_survey_segment *file, b
     active->next_page = scan->next_page;
     active->previous = scan->previous;
     r->held = file;
-    r->sealable = sealable;
     r->whole = whole;
 }
 
@@ -280,10 +293,13 @@ static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segmen
 {
     struct kvt_l2 *l2 = r->l2;
     struct kvt_l2_scan *scan = &r->scan;
-    int handle = l2->files[slot].file, removed = 0, rc;
+    int handle = l2->files[slot].file, removed = 0, unread = 0, rc;
 
     rc = kvt_l2_scan_footer(scan, handle, file->number, file->generation, tail, KVT_L2_TAIL_BYTES);
+    if (rc) /* a second look */
+        rc = kvt_l2_scan_footer(scan, handle, file->number, file->generation, NULL, 0);
     if (rc) {
+        unread = kvt_l2_unread(rc) ? rc : 0; /* of a footer that knows more than a walk */
         if (kvt_l2_scan_sealed(tail + KVT_L2_TAIL_BYTES - KVT_PAGE_BYTES, file->number,
                                file->generation, l2->segment_pages))
             l2->stats.recovered_bad++; /* a trailer whose footer is damaged */
@@ -292,17 +308,20 @@ static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segmen
         if (removed < 0)
             return removed;
         l2->stats.recovered_bad += (uint32_t)removed + scan->torn + (rc != 0);
+        unread = rc ? rc : scan->unread ? -EIO : unread;
     }
-    if (rc)
-        l2->segments[file->number].min_sequence = 0;
     r->max_generation = KVT_MAX(r->max_generation, file->generation);
-    if (!scan->count)
+    l2->stats.segments_live += scan->count > 0;
+    if (unread) {
+        keep_aside(l2, file->number, unread);
+    } else if (!scan->count) {
         return 0; /* a header without records: blank */
+    } else {
+        kvt_l2_segment_move(l2, file->number, KVT_L2_SEALED);
+    }
     report_entries(r);
-    kvt_l2_segment_move(l2, file->number, KVT_L2_SEALED);
-    l2->stats.segments_live++;
-    if (scan->batches)
-        hold(r, file, !rc, !removed);
+    if (scan->batches && !unread)
+        hold(r, file, !removed);
     return 0;
 }
 
@@ -319,6 +338,8 @@ static int recover_group(struct recovery *r, const struct kvt_l2_survey_segment 
 
         slots[i] = kvt_l2_file_get(l2, files[i]->number, false);
         if (slots[i] < 0)
+            slots[i] = kvt_l2_file_get(l2, files[i]->number, false);
+        if (slots[i] < 0)
             continue;
         memset(req, 0, sizeof *req);
         req->kind = KVT_IO_READ;
@@ -331,9 +352,8 @@ static int recover_group(struct recovery *r, const struct kvt_l2_survey_segment 
     rc = kvt_l2_gather(l2->io, r->reqs, sent);
     for (uint32_t i = 0; i < n; i++) {
         if (slots[i] < 0) {
-            kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u cannot be opened: %s",
-                    (unsigned)files[i]->number, kvt_strerror(slots[i]));
-            l2->segments[files[i]->number].min_sequence = 0;
+            keep_aside(l2, files[i]->number, slots[i]);
+            r->max_generation = KVT_MAX(r->max_generation, files[i]->generation);
             l2->stats.recovered_bad++;
             continue;
         }
@@ -377,7 +397,7 @@ static void resume(struct recovery *r)
     slot = kvt_l2_file_get(l2, active->segment, false);
     if (slot >= 0 && segment->bytes != l2->segment_bytes)
         rc = kvt_l2_segment_space(l2, active->segment, l2->files[slot].file);
-    if (slot < 0 || rc || !r->sealable || !r->whole) {
+    if (slot < 0 || rc || !r->whole) {
         kvt_l2_file_put(l2, slot);
         seal_held(r);
         return;
@@ -401,9 +421,15 @@ static void set_counters(struct recovery *r)
             r->max_sequence = KVT_MAX(r->max_sequence, l2->journal.items[i].value - 1);
     l2->generation_next = KVT_MAX(superblock->next_generation, r->max_generation + 1);
     l2->sequence_upto = KVT_MAX(superblock->next_sequence, r->max_sequence + 1);
-    if (r->survey.superblock_copy < 0 && !r->new_root) {
+    if (r->new_root)
+        return;
+    if (r->survey.superblock_copy < 0) {
         l2->generation_next += REBUILD_GENERATIONS;
         l2->sequence_upto += REBUILD_SEQUENCES;
+    } else if (r->survey.superblock_status[0] || r->survey.superblock_status[1]) {
+        /* the copy that is lost may be the newer one, which promised a stride more */
+        l2->generation_next += KVT_L2_GENERATION_STRIDE;
+        l2->sequence_upto += 2ull * KVT_L2_SEQUENCE_STRIDE;
     }
 }
 

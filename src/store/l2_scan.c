@@ -1,7 +1,8 @@
 /* Reading one segment: see l2_scan.h. A footer counts when its trailer and checksum fit; a walk
  * steps from batch header to batch header as long as each fits generation, place, checksum and the
  * batch before it. Record bytes are not looked at, but for the tail of a segment that was not
- * sealed. */
+ * sealed. Whatever cannot be read or ends the walk is read a second time: one bad read must not
+ * cost what is good on the medium. */
 #include "store/l2_scan.h"
 
 #include <errno.h>
@@ -10,6 +11,7 @@
 
 #include "base/checked.h"
 #include "kvtier/error.h"
+#include "store/l2_survey.h"
 
 #define WINDOW_PAGES 256u /* 1 MiB: many small batches in one read ... */
 #define STEP_PAGES 16u    /* ... but only the header when the batch before was larger than that */
@@ -47,15 +49,25 @@ static void scan_start(struct kvt_l2_scan *scan, int file, uint32_t segment, uin
     scan->next_page = 1;
     scan->previous = 0;
     scan->torn = false;
+    scan->unread = 0;
     scan->window_pages = 0;
+}
+
+/* Bytes read, or -errno; less than asked for only when a second read says so too. */
+static int64_t read_twice(struct kvt_l2_scan *scan, uint32_t page, void *buf, size_t bytes)
+{
+    int64_t got = -EIO;
+
+    for (uint32_t look = 0; look < KVT_L2_LOOKS && got != (int64_t)bytes; look++)
+        got = kvt_io_read_now(scan->io, scan->file, page * (uint64_t)KVT_PAGE_BYTES, buf, bytes);
+    return got;
 }
 
 /* Read pages of the file; 0, KVT_E_CORRUPT past its end, -errno. */
 static int read_pages(struct kvt_l2_scan *scan, uint32_t page, uint32_t pages, void *buf)
 {
     int64_t bytes = (int64_t)pages * KVT_PAGE_BYTES;
-    int64_t got =
-        kvt_io_read_now(scan->io, scan->file, page * (uint64_t)KVT_PAGE_BYTES, buf, (size_t)bytes);
+    int64_t got = read_twice(scan, page, buf, (size_t)bytes);
 
     if (got < 0)
         return (int)got;
@@ -122,9 +134,9 @@ static const uint8_t *window_at(struct kvt_l2_scan *scan, uint32_t page, uint32_
 
         want = KVT_MIN(room, KVT_MAX(pages, near ? WINDOW_PAGES : STEP_PAGES));
         want = KVT_MIN(want, WINDOW_PAGES);
-        got = kvt_io_read_now(scan->io, scan->file, page * (uint64_t)KVT_PAGE_BYTES, scan->window,
-                              (size_t)want * KVT_PAGE_BYTES);
+        got = read_twice(scan, page, scan->window, (size_t)want * KVT_PAGE_BYTES);
         if (got < 0) {
+            scan->window_pages = 0;
             *rc = (int)got;
             return NULL;
         }
@@ -137,14 +149,12 @@ static const uint8_t *window_at(struct kvt_l2_scan *scan, uint32_t page, uint32_
 }
 
 /* The batch at scan->next_page: 1 taken, 0 the walk ends here, -errno. */
-static int walk_step(struct kvt_l2_scan *scan)
+static int take_batch(struct kvt_l2_scan *scan)
 {
     const struct kvt_batch_header *batch;
     uint32_t bytes;
     int rc;
 
-    if (scan->next_page + 2 >= scan->segment_pages)
-        return 0;
     batch = (const void *)window_at(scan, scan->next_page, 1, &rc);
     if (!batch)
         return rc;
@@ -170,6 +180,20 @@ static int walk_step(struct kvt_l2_scan *scan)
     scan->previous = batch->checksum;
     scan->next_page += batch->pages;
     return 1;
+}
+
+static int walk_step(struct kvt_l2_scan *scan)
+{
+    int rc = 0;
+
+    if (scan->next_page + 2 >= scan->segment_pages)
+        return 0;
+    for (uint32_t look = 0; look < KVT_L2_LOOKS && rc != 1; look++) {
+        scan->torn = false;
+        scan->window_pages = look ? 0 : scan->window_pages;
+        rc = take_batch(scan);
+    }
+    return rc;
 }
 
 int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation)
@@ -224,8 +248,13 @@ int kvt_l2_scan_verify(struct kvt_l2_scan *scan, uint64_t from_page,
         if (entry->page >= from_page && !(skip && skip(ctx, entry))) {
             int rc = kvt_l2_scan_record(scan, entry);
 
+            if (rc && rc != -ENOMEM) {
+                scan->window_pages = 0;
+                rc = kvt_l2_scan_record(scan, entry);
+            }
             if (rc == -ENOMEM)
                 return rc;
+            scan->unread += kvt_l2_unread(rc);
             if (rc)
                 continue;
         }

@@ -8,6 +8,7 @@
 #include "format/disk.h"
 #include "io/io.h"
 
+#define KVT_L2_LOOKS 2u /* at what cannot be read or looks damaged, before that is believed */
 #define KVT_L2_TAIL_BYTES (64u << 10) /* footer and trailer of most segments, in one read */
 
 struct kvt_l2_scan {
@@ -28,6 +29,7 @@ struct kvt_l2_scan {
     uint32_t next_page; /* where the walk ended: the next batch would start here */
     uint64_t previous;  /* checksum of the last batch header */
     bool torn;          /* something that is not a clean end stopped the walk */
+    uint32_t unread;    /* records that verify could not read */
 };
 
 int kvt_l2_scan_init(struct kvt_l2_scan *scan, struct kvt_io *io, uint32_t segment_pages);
@@ -46,8 +48,8 @@ bool kvt_l2_scan_sealed(const uint8_t *last_page, uint32_t segment, uint64_t gen
 int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation);
 
 /* Verify the records of the scanned segment that start at from_page or later; entries whose record
- * does not match are removed. skip: optional, entries that need not match (purged).
- * Returns how many were removed, -ENOMEM. */
+ * does not match, or cannot be read (counted in scan->unread), are removed. skip: optional, entries
+ * that need not match (purged). Returns how many were removed, -ENOMEM. */
 int kvt_l2_scan_verify(struct kvt_l2_scan *scan, uint64_t from_page,
                        bool (*skip)(void *ctx, const struct kvt_entry *entry), void *ctx);
 

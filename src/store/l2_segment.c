@@ -10,12 +10,14 @@
 /* allowed[from] is the set of states that may follow */
 static const uint8_t allowed[KVT_L2_STATES] = {
     [KVT_L2_ABSENT] = 1u << KVT_L2_BLANK,
-    [KVT_L2_BLANK] = 1u << KVT_L2_PREPARING | 1u << KVT_L2_ABSENT | 1u << KVT_L2_SEALED,
+    [KVT_L2_BLANK] =
+        1u << KVT_L2_PREPARING | 1u << KVT_L2_ABSENT | 1u << KVT_L2_SEALED | 1u << KVT_L2_UNREAD,
     [KVT_L2_PREPARING] = 1u << KVT_L2_READY | 1u << KVT_L2_BLANK,
     [KVT_L2_READY] = 1u << KVT_L2_OPEN,
     [KVT_L2_OPEN] = 1u << KVT_L2_CLOSING,
     [KVT_L2_CLOSING] = 1u << KVT_L2_SEALED | 1u << KVT_L2_BLANK,
     [KVT_L2_SEALED] = 1u << KVT_L2_PREPARING | 1u << KVT_L2_OPEN, /* OPEN: resumed at open */
+    [KVT_L2_UNREAD] = 1u << KVT_L2_ABSENT,
 };
 
 static void age_append(struct kvt_l2 *l2, uint32_t number)

@@ -175,22 +175,49 @@ static int by_number(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
+/* A file to be read, or -errno; a failure is tried once more. */
+static int open_file(struct kvt_io *io, const char *name)
+{
+    int file = io->ops->open(io, name, KVT_IO_OPEN_READ_ONLY);
+
+    return file < 0 && file != -ENOENT ? io->ops->open(io, name, KVT_IO_OPEN_READ_ONLY) : file;
+}
+
+/* One page; zeros where the file is shorter. 0, -errno. */
+static int read_page(struct kvt_io *io, int file, uint64_t offset, void *page)
+{
+    int64_t got;
+
+    memset(page, 0, KVT_PAGE_BYTES);
+    got = kvt_io_read_now(io, file, offset, page, KVT_PAGE_BYTES);
+    return got < 0 ? (int)got : 0;
+}
+
+static int read_superblock(struct kvt_io *io, int file, uint32_t copy, void *page)
+{
+    int status = KVT_E_CORRUPT;
+
+    for (uint32_t look = 0; look < KVT_L2_LOOKS && status; look++) {
+        status = read_page(io, file, copy * (uint64_t)KVT_PAGE_BYTES, page);
+        if (!status)
+            status = kvt_superblock_check(page, copy);
+    }
+    return status;
+}
+
 static void read_superblocks(struct kvt_io *io, struct kvt_l2_survey *survey, void *page)
 {
-    int file = io->ops->open(io, KVT_L2_NAME_SUPERBLOCK, KVT_IO_OPEN_READ_ONLY);
+    int file = open_file(io, KVT_L2_NAME_SUPERBLOCK);
     int64_t bytes = file < 0 ? 0 : io->ops->size(io, file);
 
     survey->superblock_bytes = bytes > 0 ? (uint64_t)bytes : 0;
     for (uint32_t copy = 0; copy < 2; copy++) {
         const struct kvt_superblock *superblock = page;
-        int64_t got;
 
-        survey->superblock_status[copy] = KVT_E_CORRUPT;
         if (file < 0)
-            continue;
-        memset(page, 0, KVT_PAGE_BYTES);
-        got = kvt_io_read_now(io, file, copy * (uint64_t)KVT_PAGE_BYTES, page, KVT_PAGE_BYTES);
-        survey->superblock_status[copy] = got < 0 ? (int)got : kvt_superblock_check(page, copy);
+            survey->superblock_status[copy] = file == -ENOENT ? KVT_E_CORRUPT : file;
+        else
+            survey->superblock_status[copy] = read_superblock(io, file, copy, page);
         if (survey->superblock_status[copy])
             continue;
         if (survey->superblock_copy < 0 || superblock->update > survey->superblock.update) {
@@ -205,18 +232,21 @@ static void read_superblocks(struct kvt_io *io, struct kvt_l2_survey *survey, vo
 static void read_journal_page(struct kvt_io *io, struct kvt_l2_survey *survey, void *page)
 {
     const struct kvt_journal_page *first = page;
-    int file = io->ops->open(io, KVT_L2_NAME_JOURNAL, KVT_IO_OPEN_READ_ONLY);
+    int file = open_file(io, KVT_L2_NAME_JOURNAL);
     int64_t bytes;
 
-    if (file < 0)
+    if (file < 0) {
+        survey->journal_status = file == -ENOENT ? 0 : file;
         return;
+    }
     bytes = io->ops->size(io, file);
     survey->journal_bytes = bytes > 0 ? (uint64_t)bytes : 0;
-    memset(page, 0, KVT_PAGE_BYTES);
-    if (kvt_io_read_now(io, file, 0, page, KVT_PAGE_BYTES) < 0)
-        survey->journal_status = KVT_E_CORRUPT;
-    else
-        survey->journal_status = kvt_journal_page_check(first, 0, first->epoch);
+    survey->journal_status = KVT_E_CORRUPT;
+    for (uint32_t look = 0; look < KVT_L2_LOOKS && survey->journal_status; look++) {
+        survey->journal_status = read_page(io, file, 0, page);
+        if (!survey->journal_status)
+            survey->journal_status = kvt_journal_page_check(first, 0, first->epoch);
+    }
     survey->journal_ok = !survey->journal_status;
     io->ops->close(io, file);
 }
@@ -267,7 +297,7 @@ static int read_headers(struct kvt_io *io, struct kvt_l2_survey *survey, uint8_t
         int64_t bytes;
 
         kvt_l2_segment_name(segments[i].number, name);
-        files[i] = io->ops->open(io, name, KVT_IO_OPEN_READ_ONLY);
+        files[i] = open_file(io, name);
         segments[i].status = files[i] < 0 ? files[i] : 0;
         if (files[i] < 0)
             continue;
@@ -279,14 +309,19 @@ static int read_headers(struct kvt_io *io, struct kvt_l2_survey *survey, uint8_t
     rc = kvt_l2_gather(io, reqs, opened);
     opened = 0;
     for (uint32_t i = 0; i < n; i++) {
+        uint8_t *page = pages + (size_t)i * KVT_PAGE_BYTES;
+
         if (files[i] < 0)
             continue;
+        segments[i].status = (int)KVT_MIN(reqs[opened++].result, (int64_t)0);
+        for (uint32_t look = 1; look <= KVT_L2_LOOKS; look++) {
+            if (!segments[i].status)
+                note_header(&segments[i], (const void *)page);
+            if (!segments[i].status || look == KVT_L2_LOOKS)
+                break;
+            segments[i].status = read_page(io, files[i], 0, page);
+        }
         io->ops->close(io, files[i]);
-        if (reqs[opened].result < 0)
-            segments[i].status = (int)reqs[opened].result;
-        else
-            note_header(&segments[i], (const void *)(pages + (size_t)i * KVT_PAGE_BYTES));
-        opened++;
     }
     return rc;
 }
@@ -342,6 +377,8 @@ int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey)
     }
     if (sign)
         return 0;
+    if (kvt_l2_survey_unread(survey)) /* the sign may be there */
+        return kvt_l2_survey_unread(survey);
     if (survey->foreign || bytes || (survey->lock_file && !survey->lock_ok))
         return KVT_E_NOT_OURS;
     /* An open of ours that was interrupted had locked the directory before it wrote anything: names
@@ -349,10 +386,23 @@ int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey)
     return (survey->stats_file || survey->temps) && !survey->lock_file ? KVT_E_NOT_OURS : 1;
 }
 
+int kvt_l2_survey_unread(const struct kvt_l2_survey *survey)
+{
+    if (kvt_l2_unread(survey->journal_status))
+        return survey->journal_status;
+    for (int copy = 0; copy < 2; copy++)
+        if (kvt_l2_unread(survey->superblock_status[copy]))
+            return survey->superblock_status[copy];
+    for (uint32_t i = 0; i < survey->segment_count; i++)
+        if (kvt_l2_unread(survey->segments[i].status))
+            return survey->segments[i].status;
+    return 0;
+}
+
 bool kvt_l2_survey_any_segment(const struct kvt_l2_survey *survey)
 {
     for (uint32_t i = 0; i < survey->segment_count; i++)
-        if (!survey->segments[i].status)
+        if (!survey->segments[i].status || kvt_l2_unread(survey->segments[i].status))
             return true;
     return false;
 }

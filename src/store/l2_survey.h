@@ -1,6 +1,7 @@
 /* What is in a root directory: names, superblock copies, segment headers, first journal page. Reads
  * only; decides whether the directory is ours. Used by open, fsck and whoever must know before
- * taking the lock. Threads: one. Blocks, allocates. */
+ * taking the lock. What cannot be read, or looks damaged, is looked at once more: a read may fail,
+ * or bring a wrong bit, just once. Threads: one. Blocks, allocates. */
 #ifndef KVT_STORE_L2_SURVEY_H
 #define KVT_STORE_L2_SURVEY_H
 
@@ -8,6 +9,8 @@
 
 #include "format/disk.h"
 #include "io/io.h"
+#include "kvtier/error.h"
+#include "store/l2_scan.h"
 
 #define KVT_L2_NAME_SUPERBLOCK "superblock"
 #define KVT_L2_NAME_JOURNAL "journal"
@@ -58,10 +61,20 @@ struct kvt_l2_survey {
 int kvt_l2_survey(struct kvt_io *io, struct kvt_l2_survey *survey);
 void kvt_l2_survey_free(struct kvt_l2_survey *survey);
 
-/* 0 a root of ours; 1 empty: a root may be made here; KVT_E_NOT_OURS; KVT_E_NEWER. */
+/* A status that says that bytes could not be read, and nothing about what they are. */
+static inline bool kvt_l2_unread(int status)
+{
+    return status < 0 && status > KVT_E_INVAL;
+}
+
+/* 0 a root of ours; 1 empty: a root may be made here; KVT_E_NOT_OURS; KVT_E_NEWER; -errno: no sign
+ * of a store, but something could not be read. */
 int kvt_l2_survey_verdict(const struct kvt_l2_survey *survey);
 
-/* Is there a valid segment header? */
+/* The first thing that could not be read: its -errno; 0: all could. */
+int kvt_l2_survey_unread(const struct kvt_l2_survey *survey);
+
+/* Is there a segment with a valid header, or one that could not be read? */
 bool kvt_l2_survey_any_segment(const struct kvt_l2_survey *survey);
 
 /* Root id and segment size of a root: from the superblock, or, when both copies are lost, what most

@@ -43,6 +43,7 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
             stats->disk_bytes_max = store->at_close.disk_bytes_max;
             stats->disk_direct = store->at_close.disk_direct;
             stats->disk_segments = store->at_close.disk_segments;
+            stats->disk_unread = store->at_close.disk_unread;
             stats->disk_erases = store->at_close.disk_erases;
             stats->enospc = store->at_close.enospc;
             return;
@@ -55,6 +56,7 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
         stats->disk_failing += l2.failing != 0;
         stats->disk_bytes_max += disk->cap_bytes;
         stats->disk_segments += l2.segments_live;
+        stats->disk_unread += l2.segments_unread;
         stats->disk_erases += l2.erases_queued;
         stats->enospc += l2.enospc;
         stats->disk_direct = (i == 0 || stats->disk_direct) && info.direct;

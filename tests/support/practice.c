@@ -73,7 +73,7 @@ uint64_t practice_tried(void)
 
 int practice_goes_on(void)
 {
-    const char *minutes = getenv("KVT_SOAK_MINUTES");
+    const char *seconds = getenv("KVT_SOAK_SECONDS");
 
-    return minutes && time(NULL) - began < (time_t)(strtod(minutes, NULL) * 60);
+    return seconds && time(NULL) - began < (time_t)strtoll(seconds, NULL, 10);
 }

@@ -1,6 +1,5 @@
-/* What a program that tries to break things has tried. One line of JSON at the program's end,
- * whatever ends it:  {"practice": "fail_at_n", "tried": 5123, "failed": 0}
- * Whoever sums up several programs looks for lines that begin so. Threads: one. */
+/* What a program that tries to break things has tried: the line of support/tally.h, printed at the
+ * program's end whatever ends it, an abort included. Threads: one. */
 #ifndef KVT_TESTS_PRACTICE_H
 #define KVT_TESTS_PRACTICE_H
 
@@ -14,7 +13,7 @@ void practice_passed(void);
 /* `tried` points at once, of which `failed` did. */
 void practice_add(uint64_t tried, uint64_t failed);
 uint64_t practice_tried(void);
-/* Whether a long form is to go on: KVT_SOAK_MINUTES is set and not over since practice_begin(). */
+/* Whether a long form is to go on: KVT_SOAK_SECONDS is set and not over since practice_begin(). */
 int practice_goes_on(void);
 
 #endif
