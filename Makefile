@@ -26,7 +26,7 @@ demo: ## a real model remembers a long document: builds llama.cpp, fetches a sma
 test: ## every test: unit, model, cases, sanitizers, llama.cpp, install, lint
 	@scripts/test.sh
 
-soak: ## MINUTES=n (30): fail at N, planted bugs, models and crashes by fresh seeds, fuzzers
+soak: ## MINUTES=n (30): the long forms of what tries to break the store, and one line of JSON
 	@scripts/setup.sh test
 	@scripts/soak.sh $(or $(MINUTES),30)
 
@@ -45,6 +45,6 @@ install: ## into PREFIX (default /usr/local), below DESTDIR when set; under sudo
 	@rm -f build/install_manifest.txt # root's, in a directory that may be somebody else's
 
 clean: ## remove build trees; downloads stay
-	@rm -rf build build-asan build-tsan build-dev build-fuzz build-planted
+	@rm -rf build build-asan build-tsan build-dev build-fuzz build-planted build-coverage
 
 .PHONY: help build demo test soak lint bench install clean

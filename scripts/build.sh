@@ -1,5 +1,5 @@
 #!/bin/bash
-# Configure a preset and build targets of it: build.sh release|dev|asan|tsan|fuzz [TARGET...]
+# Configure a preset and build targets of it: build.sh release|dev|asan|tsan|fuzz|coverage [TARGET...]
 # KVT_LLAMA_PREFIX in the environment adds the llama.cpp adapter; a build keeps it once it has it.
 # KVT_GPU=auto|on|off: whether kernels for NVIDIA GPUs are compiled (minutes, once: they are cached).
 # Quiet unless something fails or takes long.

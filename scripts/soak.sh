@@ -1,65 +1,98 @@
 #!/bin/bash
-# The long forms of the tests that try to break the store: soak.sh [MINUTES] (30). Fail at N with
-# every N, allocation failures and power losses under the address sanitizer; every planted bug; then
-# models and crashes under fresh seeds and the fuzzers, until the time is up. The first parts are run
-# to their end whatever MINUTES says. The last line is one of JSON: what was tried and what failed;
-# logs and seeds are in build/soak. Exit 1 when anything failed.
+# The long forms of the tests that try to break the store: soak.sh [MINUTES] (30), builds not counted.
+# Two lanes at a time, each a list of programs that get a share of the time (KVT_SOAK_SECONDS) and a
+# fresh seed, which their logs in build/soak tell. A program that cannot stop in time (fail at N
+# with every N under the address sanitizer, the planted bug under way) runs to its end. The last
+# line is one of JSON: what was tried and what failed, added up by scripts/tally.py from what the
+# programs printed. Exit 1 when anything failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 minutes=${1:-30}
-end=$((SECONDS + minutes * 60))
+total=$((minutes * 60))
 out=build/soak
-seeded=(test_store_model test_session_model test_store_crash test_l2_crash)
-scripts/build.sh release "${seeded[@]}" || exit 1
-scripts/build.sh asan test_store_fail_at_n test_alloc_fail || exit 1
-mkdir -p "$out"
-rm -f "$out"/*
+export KVT_TEST_SEED=${KVT_TEST_SEED:-$(date +%s)}
+released=(test_sim test_store_power_loss test_store_bit_flips test_kill_ledger test_full_disk
+    test_store_model test_session_model test_store_crash test_l2_crash)
+sanitized=(test_store_fail_at_n test_alloc_fail test_store_alloc_fail)
 
-number() { # number KEY FILE: N of {"KEY": {"tried": N
-    local n
-    n=$(sed -n "s/.*\"$1\": {\"tried\": \([0-9]*\).*/\1/p" "$2" | tail -n 1)
-    echo "${n:-0}"
-}
-failures=0
-attempt() { # attempt LOG COMMAND...: 0 or 1, counted and said
-    local log=$out/$1
-    shift
-    "$@" >"$log" 2>&1 && return 0
-    echo "soak: FAILED: $* (see $log)"
-    failures=$((failures + 1))
-    return 1
-}
-
-fail_at_n=0 alloc=0 planted=0 fuzz_failed=0 seeds=0 seeds_failed=0
-attempt fail_at_n.log env KVT_FAIL_AT_STEP=1 build-asan/tests/test_store_fail_at_n || fail_at_n=1
-attempt alloc_fail.log build-asan/tests/test_alloc_fail || alloc=1
-attempt planted.log tests/planted/run.py --all || planted=1
-half=$((SECONDS + (end - SECONDS) / 2)) # of what is left, the fuzzers get the other half
-while [ $SECONDS -lt $half ]; do
-    seed=$RANDOM$RANDOM
-    for test in "${seeded[@]}"; do
-        if attempt "$test-$seed.log" env KVT_TEST_SEED=$seed "build/tests/$test"; then
-            rm "$out/$test-$seed.log"
-        else
-            seeds_failed=$((seeds_failed + 1))
-        fi
-        seeds=$((seeds + 1))
+there() { # of the programs named, those that this tree has
+    local name
+    for name in "$@"; do
+        [ -z "$(find tests -name "$name.c")" ] || echo "$name"
     done
-done
-targets=$(find tests/fuzz -name 'fuzz_*.c' | wc -l)
-each=$(((end - SECONDS) / targets))
-fuzz_runs=0
+}
+mapfile -t released < <(there "${released[@]}")
+mapfile -t sanitized < <(there "${sanitized[@]}")
+scripts/build.sh release "${released[@]}" || exit 1
+scripts/build.sh asan "${sanitized[@]}" || exit 1
+scripts/build.sh tsan test_history || exit 1
+fuzzers=no
 if command -v clang >/dev/null; then
-    attempt fuzz.log scripts/fuzz.sh $((each > 5 ? each : 5)) || fuzz_failed=1
-    fuzz_runs=$(sed -n 's/^[a-z]*: \([0-9]*\) runs$/\1/p' "$out/fuzz.log" | awk '{n += $1} END {print n + 0}')
-else
-    echo "soak: no clang: fuzzers left out"
+    scripts/build.sh fuzz fuzzers || exit 1
+    fuzzers=yes
 fi
-printf '{"fail_at_n": {"tried": %s, "failed": %s}, "alloc_fail": {"tried": %s, "failed": %s}, ' \
-    "$(number fail_at_n $out/fail_at_n.log)" $fail_at_n "$(number alloc_fail $out/alloc_fail.log)" $alloc
-printf '"seeds": {"tried": %s, "failed": %s}, "fuzz": {"tried": %s, "failed": %s}, ' \
-    $seeds $seeds_failed "${fuzz_runs:-0}" $fuzz_failed
-printf '"planted": {"tried": %s, "failed": %s}}\n' \
-    "$(grep -c 'caught by\|NOT CAUGHT' $out/planted.log)" "$(grep -c 'NOT CAUGHT' $out/planted.log)"
-[ $failures = 0 ] && [ $planted = 0 ]
+mkdir -p "$out"
+rm -rf "${out:?}"/*
+
+# job NAME PERCENT COMMAND...: of the lane's time. What fails is said at once and noted.
+job() {
+    local name=$1 seconds=$((total * $2 / 100)) start=$SECONDS
+    shift 2
+    if KVT_SOAK_SECONDS=$seconds "$@" >"$out/$name.log" 2>&1; then
+        echo "soak: $name: $((SECONDS - start)) s"
+    else
+        echo "soak: FAILED: $name (see $out/$name.log)" | tee -a "$out/failures"
+    fi
+}
+program() { # program BUILD NAME PERCENT, if this tree has it
+    [ ! -x "$1/tests/$2" ] || job "$2" "$3" "${@:4}" "$1/tests/$2"
+}
+seeds() { # models and crash images under fresh seeds, for as long as there is time
+    local end=$((SECONDS + KVT_SOAK_SECONDS)) failed=0 name
+    while [ $SECONDS -lt $end ]; do
+        export KVT_TEST_SEED=$RANDOM$RANDOM
+        for name in test_store_model test_session_model test_store_crash test_l2_crash; do
+            env -u KVT_SOAK_SECONDS "build/tests/$name" >"$out/seed.txt" 2>&1 && continue
+            echo "$name fails with KVT_TEST_SEED=$KVT_TEST_SEED"
+            cat "$out/seed.txt"
+            failed=1
+        done
+    done
+    return $failed
+}
+planted() { # the tests in it are to take their usual time
+    local seconds=$KVT_SOAK_SECONDS
+    env -u KVT_SOAK_SECONDS -u KVT_TEST_SEED tests/planted/run.py --seconds "$seconds"
+}
+fuzz() {
+    local count
+    count=$(find tests/fuzz -name 'fuzz_*.c' | wc -l)
+    scripts/fuzz.sh $((KVT_SOAK_SECONDS / count > 5 ? KVT_SOAK_SECONDS / count : 5))
+}
+
+lane_of_processors() {
+    program build test_sim 30
+    program build test_store_power_loss 15
+    program build test_store_bit_flips 5
+    program build-asan test_store_alloc_fail 5
+    program build-asan test_alloc_fail 5
+    program build-asan test_store_fail_at_n 15 env KVT_FAIL_AT_STEP=1
+    job planted 25 planted
+}
+lane_of_waits() {
+    local launch=()
+    ! setarch -R true 2>/dev/null || launch=(setarch -R)
+    program build test_kill_ledger 25
+    program build-tsan test_history 30 "${launch[@]}"
+    program build test_full_disk 5
+    job seeds 10 seeds
+    [ $fuzzers = no ] || job fuzz 30 fuzz
+}
+echo "soak: $minutes minutes, seed $KVT_TEST_SEED"
+lane_of_processors &
+lane_of_waits
+wait
+[ $fuzzers = yes ] || echo "soak: no clang: fuzzers left out"
+scripts/tally.py "$out"/*.log
+[ ! -e "$out/failures" ]

@@ -7,7 +7,7 @@ of ctest's log that failed although it says "failed": 0, or that says nothing, c
 failure of its practice, known by its name. Nothing here is a constant: a practice that printed
 nothing has tried nothing.
 --before-summary: copies standard input to standard output, and prints the line before ctest's
-summary; the logs are read at that moment."""
+summary; the logs are read when ctest has ended, since it keeps them elsewhere until then."""
 import json
 import re
 import sys
@@ -61,13 +61,15 @@ def main():
         print(json.dumps(count(args)))
         return
     logs = [arg for arg in args if arg != "--before-summary"]
-    told = False
+    summary = []
     for line in sys.stdin:
-        if not told and re.match(r"\d+% tests passed", line):
-            print(json.dumps(count(logs)), end="\n\n")
-            told = True
-        sys.stdout.write(line)
-        sys.stdout.flush()
+        if summary or re.match(r"\d+% tests passed", line):
+            summary.append(line)
+        else:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+    print(json.dumps(count(logs)), end="\n\n")
+    sys.stdout.write("".join(summary))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@
 
 #include "base/rng.h"
 #include "fuzz/fuzz.h"
+#include "support/tally.h"
 
 struct sample {
     uint8_t *data;
@@ -191,6 +192,7 @@ int main(int argc, char **argv)
     runs = run_mutations(seed, ms_text ? strtol(ms_text, NULL, 10) : 500);
     printf("%s: %u files of the corpus, %llu mutations\n", argv[1], sample_count,
            (unsigned long long)runs);
+    tally_print("fuzz", sample_count + runs, 0);
     for (unsigned i = 0; i < sample_count; i++)
         free(samples[i].data);
     return 0;

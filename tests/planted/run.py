@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Does the suite catch bugs? Plants each of bugs.py in a copy of the sources, builds the tests that
-should notice, and runs them: run.py [--all | --rotate | NAME...] [--json FILE].
+should notice, and runs them: run.py [--all | --rotate | --seconds N | NAME...] [--json FILE].
 
---rotate: one, by the date (CI). Works below build-planted/; the sources themselves are not touched,
+--rotate: one, by the date (CI). --seconds: from that one on, as many as begin within so long. Works below build-planted/; the sources themselves are not touched,
 and hold no code for this. Every program is first run without a bug, since a test that fails anyway
 catches nothing. Exit 0: all caught; 1: a bug got through; 2: the list does not fit the sources."""
 import json
@@ -98,11 +98,16 @@ def plant(bug, sound):
 def main():
     args = sys.argv[1:]
     out = args.pop(args.index("--json") + 1) if "--json" in args else None
+    seconds = int(args.pop(args.index("--seconds") + 1)) if "--seconds" in args else None
     names = [arg for arg in args if not arg.startswith("--")]
     bugs = [bug for bug in BUGS if bug[0] in names or "--all" in args]
+    today = int(time.time() // 86400)
     if "--rotate" in args:
         proven = [bug for bug in BUGS if bug[0] not in UNPROVEN]
-        bugs = [proven[int(time.time() // 86400) % len(proven)]]
+        bugs = [proven[today % len(proven)]]
+    if seconds is not None:
+        first = today % len(BUGS)
+        bugs = BUGS[first:] + BUGS[:first]
     if not bugs:
         sys.exit(__doc__)
     failed = check_list()
@@ -110,13 +115,16 @@ def main():
         return failed
     copy_tree()
     configure()
-    sound, missed = {}, []
+    sound, missed, tried, start = {}, [], 0, time.monotonic()
     for bug in bugs:
+        if seconds is not None and time.monotonic() - start > seconds:
+            break
+        tried += 1
         caught = plant(bug, sound)
         print(f"{bug[0]}: {'caught by ' + caught if caught else 'NOT CAUGHT'}", flush=True)
         if not caught:
             missed.append(bug[0])
-    result = {"planted": {"tried": len(bugs), "failed": len(missed)}}
+    result = {"planted": {"tried": tried, "failed": len(missed)}}
     print(json.dumps(result))
     if out:
         pathlib.Path(out).write_text(json.dumps(result) + "\n")
