@@ -96,6 +96,8 @@ int kvt_arena_map(struct kvt_cache *cache, char *error, size_t error_len)
         cache->arena += kvt_round_up((uintptr_t)map, KVT_HUGE_BYTES) - (uintptr_t)map;
     /* Without it a fork would copy the arena. */
     (void)madvise(cache->arena, bytes, MADV_DONTFORK);
+    /* Nor does a core dump: it would be as large, and hold what users asked. */
+    (void)madvise(cache->arena, bytes, MADV_DONTDUMP);
     int rc = pages_advise(cache, huge, error, error_len);
     return rc != 0 ? rc : node_prefer(cache, error, error_len);
 }

@@ -2,7 +2,7 @@
  *
  * Invariants: every descriptor is O_CLOEXEC; nothing follows a symbolic link; directories that we
  * make are 0700 and files 0600 whatever the umask; nothing that exists is deleted or has its mode
- * changed. Threads: the owner. It does not look into files.
+ * changed; a file of another user is not opened. Threads: the owner. It does not look into files.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -105,6 +105,19 @@ int kvt_posix_root_open(const char *path, int read_only, const struct kvt_log *l
     return dir_fd;
 }
 
+/* Whoever may write the directory may have put a file under one of our names; what we write into
+ * it would be theirs to read. Ours, or the directory's owner's (a tool run by root), nobody else's. */
+static int refuse_owner(int dir_fd, const struct stat *st)
+{
+    struct stat dir;
+
+    if (st->st_uid == geteuid())
+        return 0;
+    if (fstat(dir_fd, &dir) < 0)
+        return -errno;
+    return dir.st_uid == st->st_uid ? 0 : -EPERM;
+}
+
 int kvt_posix_file_open(int dir_fd, const char *name, int flags, bool direct)
 {
     /* O_NONBLOCK: a FIFO planted under one of our names must not hang the open */
@@ -128,6 +141,8 @@ int kvt_posix_file_open(int dir_fd, const char *name, int flags, bool direct)
     rc = fstat(fd, &st) < 0 ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
     if (!rc && !created && (flags & KVT_IO_OPEN_EXCLUSIVE))
         rc = -EEXIST;
+    if (!rc && !created)
+        rc = refuse_owner(dir_fd, &st);
     if (!rc && created && (st.st_mode & 07777) != 0600 && fchmod(fd, 0600) < 0)
         rc = -errno;
     if (rc) {
