@@ -10,8 +10,8 @@
  *     with reads in flight are not recycled.
  *  3. The byte cap holds at every moment: all files of the root together.
  *  4. Two writes in flight at most. No fsync on the data path; fdatasync at seal, flush and close.
- *  5. ENOSPC fails the batch, is counted by the caller, and is tried again with the next batch
- *     after a pause; it never stops reads.
+ *  5. ENOSPC (and EDQUOT) fails the batch, is counted by the caller, and is tried again with the
+ * next batch after a pause; it never stops reads.
  *  6. Segments are recycled oldest first. The store may move records out of the next one before
  *     (kvt_l2_drain_next(), write.moved, kvt_l2_drained()): the log waits for that unless writes
  *     wait for a segment, and makes moved records durable before it overwrites any old segment.

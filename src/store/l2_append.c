@@ -96,7 +96,7 @@ static void batch_done(struct kvt_l2_op *op)
             active->moved = active->written;
         l2->stats.bytes_written += batch->bytes;
     } else {
-        batch->status = result >= 0 ? -EIO : result == -ENOSPC ? KVT_E_NO_SPACE : (int)result;
+        batch->status = result >= 0 ? -EIO : kvt_l2_full(result) ? KVT_E_NO_SPACE : (int)result;
     }
 }
 

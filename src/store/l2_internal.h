@@ -31,6 +31,8 @@
 #ifndef KVT_STORE_L2_INTERNAL_H
 #define KVT_STORE_L2_INTERNAL_H
 
+#include <errno.h>
+
 #include "base/rng.h"
 #include "store/l2.h"
 #include "store/l2_scan.h"
@@ -305,6 +307,13 @@ void kvt_l2_file_forget(struct kvt_l2 *l2, uint32_t segment);
 void kvt_l2_files_close(struct kvt_l2 *l2);
 int kvt_l2_segment_space(struct kvt_l2 *l2, uint32_t segment, int file);
 int kvt_l2_segment_unlink(struct kvt_l2 *l2, uint32_t segment);
+
+/* No room: the file system is full, or the quota of this user is. Both pass when something is
+ * deleted, so both are waited out alike. */
+static inline bool kvt_l2_full(int64_t status)
+{
+    return status == -ENOSPC || status == -EDQUOT;
+}
 
 /* l2_prepare.c */
 void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now);

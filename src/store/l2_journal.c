@@ -153,9 +153,9 @@ static void journal_failed(struct kvt_l2 *l2, int status)
     journal->next_file = -1;
     if (!journal->rewriting)
         journal->broken = true;
-    if (status == -ENOSPC)
+    if (kvt_l2_full(status))
         l2->stats.enospc++;
-    journal->status = status == -ENOSPC ? KVT_E_NO_SPACE : status;
+    journal->status = kvt_l2_full(status) ? KVT_E_NO_SPACE : status;
     journal->step = KVT_L2_JOURNAL_REPORT;
 }
 
@@ -287,7 +287,7 @@ int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint
         rc = start_rewrite(l2);
     else
         rc = start_append(l2, items, count);
-    if (rc == -ENOSPC) {
+    if (kvt_l2_full(rc)) {
         l2->stats.enospc++;
         return KVT_E_NO_SPACE;
     }

@@ -190,7 +190,7 @@ static void prepare_done(struct kvt_l2_op *op)
     if (!status && op->req.result != want)
         status = -EIO;
     if (status) {
-        prepare_failed(l2, status == -ENOSPC ? KVT_E_NO_SPACE : status, kvt_l2_now(l2));
+        prepare_failed(l2, kvt_l2_full(status) ? KVT_E_NO_SPACE : status, kvt_l2_now(l2));
         return;
     }
     if (prepare->step == KVT_L2_WRITE) {
@@ -280,7 +280,7 @@ static void prepare_segment(struct kvt_l2 *l2, uint32_t number, int64_t now)
     else if (segment->bytes != l2->segment_bytes || segment->punched)
         rc = kvt_l2_segment_space(l2, number, l2->files[slot].file);
     if (rc)
-        prepare_failed(l2, rc == -ENOSPC ? KVT_E_NO_SPACE : rc, now);
+        prepare_failed(l2, kvt_l2_full(rc) ? KVT_E_NO_SPACE : rc, now);
     else
         write_header(l2);
 }
@@ -299,12 +299,12 @@ static uint32_t new_segment(struct kvt_l2 *l2, int64_t now, bool *again)
         l2->create_fails = 0;
         return number;
     }
-    *again = rc != -ENOSPC && ++l2->create_fails < CREATE_TRIES;
+    *again = !kvt_l2_full(rc) && ++l2->create_fails < CREATE_TRIES;
     if (*again)
         return KVT_L2_NONE;
     kvt_log(&l2->params.log, KVT_LOG_WARN, "no new segment: %s; using those that exist",
             kvt_strerror(rc));
-    l2->stats.enospc += rc == -ENOSPC;
+    l2->stats.enospc += kvt_l2_full(rc);
     l2->create_fails = 0;
     l2->create_retry_ns = now + KVT_L2_PAUSE_NS_MIN;
     return KVT_L2_NONE;

@@ -515,7 +515,7 @@ out:
     free(r.tails);
     kvt_l2_scan_free(&r.scan);
     kvt_l2_survey_free(&r.survey);
-    if (rc == -ENOSPC)
+    if (kvt_l2_full(rc))
         return KVT_E_NO_SPACE;
     return rc == -EROFS ? KVT_E_READ_ONLY : rc;
 }

@@ -98,7 +98,7 @@ static void footer_written(struct kvt_l2 *l2, const struct kvt_io_req *req)
     status = req->result < 0 ? (int)req->result : -EIO;
     kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: no footer: %s",
             (unsigned)l2->closed->segment, kvt_strerror(status));
-    if (status == -ENOSPC)
+    if (kvt_l2_full(status))
         l2->stats.enospc++;
     /* a walk finds the records, but for those behind a failed batch */
     segment_sealed(l2, l2->closed->gap ? status : 0);

@@ -58,7 +58,7 @@ static void super_done(struct kvt_l2_op *op)
     if (op->req.result != want) {
         kvt_log(&l2->params.log, KVT_LOG_WARN, "superblock cannot be written: %s",
                 kvt_strerror(op->req.result < 0 ? (int)op->req.result : -EIO));
-        l2->stats.enospc += op->req.result == -ENOSPC;
+        l2->stats.enospc += kvt_l2_full(op->req.result);
         super->step = KVT_L2_IDLE;
         super->wanted = true;
         super->retry_ns = kvt_l2_now(l2) + KVT_L2_PAUSE_NS_MIN;
