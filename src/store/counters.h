@@ -24,6 +24,8 @@
     X(commit_lost, "store.lost_race", "commits that lost to an earlier one of the same key")      \
     X(commit_replaced, "store.replaced", "blocks replaced by one of another level")               \
     X(commit_cooled, "store.cooled", "of them, blocks replaced by one of a lower level")          \
+    X(older_back, "store.older_back",                                                             \
+      "blocks that are the record on disk again: the one that replaced it went unwritten")        \
     X(commit_bad, "store.bad_header", "commits refused: the header is not what was granted")      \
     X(commit_stale, "store.stale", "commits or releases with a stale slot reference")             \
     X(commit_aborted, "store.aborted", "slots given back uncommitted")                            \

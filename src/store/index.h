@@ -54,9 +54,9 @@ struct kvt_index_entry {
     uint64_t map : 4;
     uint64_t freq : 2; /* recent hits, saturating */
     uint64_t root : 4;
-    uint64_t hit : 1; /* asked for since its record was written to disk */
-    uint64_t spare : 1;
-    uint64_t children : 20;      /* entries whose parent this is */
+    uint64_t hit : 1;       /* asked for since its record was written to disk */
+    uint64_t older : 1;     /* the record on disk is the one that the slot's took the place of */
+    uint64_t children : 20; /* entries whose parent this is */
     uint64_t dram_children : 20; /* of them, those with a slot, or being filled */
 };
 static_assert(sizeof(struct kvt_index_entry) == 40, "40 bytes an entry, 48 with its table share");

@@ -78,6 +78,7 @@ struct kvt_slot {
     uint8_t at_end : 1; /* written because it is next to leave: back to the old end of its queue */
     uint8_t purged : 1; /* while its write was in flight: what lands is erased */
     uint8_t filler : 1; /* a client holds it to fill it: FILLING, or DOOMED by a purge meanwhile */
+    uint8_t older_map : 4; /* of the record on disk, where the entry says `older` */
 };
 
 struct kvt_slot_list {

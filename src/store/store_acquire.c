@@ -273,12 +273,15 @@ static void drop_bad(struct kvt_store *store, uint32_t slot)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     uint32_t entry = s->entry;
+    bool older;
 
     store->counts.checksum_fail++;
     if (s->state != KVT_SLOT_VALID)
         return;
+    older = kvt_index_at(&store->index, entry)->older;
     kvt_entry_drop_slot(store, entry, false);
-    kvt_entry_clear_disk(store, entry);
+    if (!older) /* that is another record: it is verified when it is loaded */
+        kvt_entry_clear_disk(store, entry);
     kvt_entry_settle(store, entry);
 }
 

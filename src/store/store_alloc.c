@@ -62,7 +62,7 @@ static uint32_t pin_needed(const struct chain *chain, uint32_t entry)
         const struct kvt_index_entry *e = kvt_index_at(&store->index, at);
 
         if (e->slot != KVT_INDEX_NONE) {
-            if (e->on_disk)
+            if (e->on_disk && !e->older)
                 return KVT_SLOT_NONE;
             kvt_slot_pin(&store->slots, e->slot);
             kvt_slot_settle(store, e->slot);
@@ -302,7 +302,8 @@ static int header_check(const struct kvt_store *store, uint32_t slot, uint64_t c
     return 0;
 }
 
-/* Make the slot the block of its entry, in place of the one that is there. */
+/* Make the slot the block of its entry, in place of the one that is there. What is on disk of that
+ * one stays the entry's to fall back on, until the slot's own write has ended. */
 static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
@@ -313,9 +314,13 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
         store->counts.commit_replaced++;
         store->counts.commit_cooled += kvt_map_id_level(e->map) > kvt_map_id_level(s->map);
         kvt_entry_set_pinned(store, entry, false);
+        if (e->older) /* it was not written either: the same one stays */
+            e->map = kvt_slot_at(&store->slots, e->slot)->older_map;
+        e->older = 0;
         if (e->slot != KVT_INDEX_NONE)
             kvt_entry_drop_slot(store, entry, false);
-        kvt_entry_clear_disk(store, entry);
+        e->older = e->on_disk;
+        s->older_map = e->map & 0xfu;
     }
     e->map = s->map & 0xfu;
     kvt_slot_move(&store->slots, slot, KVT_SLOT_VALID);

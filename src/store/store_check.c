@@ -43,8 +43,10 @@ static int check_slot(const struct kvt_store *store, uint32_t slot, struct sums 
     if ((s->write == KVT_SLOT_WRITE_QUEUED) != (s->queue == KVT_QUEUE_WRITE))
         return BAD("slot %u: write state and queue disagree", slot);
     if (s->state == KVT_SLOT_VALID && store->disk_count && s->write == KVT_SLOT_WRITE_QUEUED &&
-        e->on_disk)
+        e->on_disk && !e->older)
         return BAD("slot %u waits for a disk it is on", slot);
+    if (coupled && e->older && s->write == KVT_SLOT_WRITE_CLEAN)
+        return BAD("slot %u is on disk and an older record of it, too", slot);
     if (s->state == KVT_SLOT_VALID && !s->pins && s->write != KVT_SLOT_WRITE_QUEUED &&
         s->write != KVT_SLOT_WRITE_GOING &&
         kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING)
@@ -73,6 +75,11 @@ static int check_entry(const struct kvt_store *store, uint32_t entry, const uint
     if (e->on_disk &&
         (e->root >= store->disk_count || e->segment >= store->disks[e->root].segments))
         return BAD("entry %u is nowhere on disk", entry);
+    if (e->older && (!e->on_disk || e->slot == KVT_INDEX_NONE ||
+                     kvt_slot_at(&store->slots, e->slot)->state != KVT_SLOT_VALID ||
+                     !kvt_namespace_record_bytes(&store->spaces, e->ns,
+                                                 kvt_slot_at(&store->slots, e->slot)->older_map)))
+        return BAD("entry %u has an older record beside nothing newer", entry);
     if (!kvt_namespace_at(&store->spaces, e->ns)->used)
         return BAD("entry %u has no namespace", entry);
     return 0;

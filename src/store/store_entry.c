@@ -81,10 +81,28 @@ void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
 {
     uint32_t slot = kvt_index_at(&store->index, entry)->slot;
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+/* The record on disk, of another map than the one that went, is what the entry has. */
+static void older_is_back(struct kvt_store *store, uint32_t entry, unsigned map)
+{
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    bool pinned = e->pinned;
+
+    kvt_entry_set_pinned(store, entry, false); /* counted by the record's length */
+    e->older = 0;
+    e->map = map & 0xfu;
+    store->counts.older_back++;
+    if (pinned &&
+        store->pinned_bytes + kvt_entry_bytes(store, entry) <= store->params.pin_bytes_max)
+        kvt_entry_set_pinned(store, entry, true);
+    else
+        store->counts.pin_refused += pinned;
+}
+
 
     if (s->write == KVT_SLOT_WRITE_QUEUED)
         kvt_writes_unqueue(store, slot);
     else if (s->write != KVT_SLOT_WRITE_GOING)
+    unsigned older_map = s->older_map;
         kvt_write_move(store, slot, KVT_SLOT_WRITE_CLEAN);
     kvt_policy_leave(&store->policy, slot);
     kvt_index_set_slot(&store->index, entry, KVT_INDEX_NONE);
@@ -97,6 +115,8 @@ void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
 }
 
 bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
+    if (kvt_index_at(&store->index, entry)->older)
+        older_is_back(store, entry, older_map);
                         struct kvt_l2_where where)
 {
     struct kvt_store_disk *disk = &store->disks[root];
@@ -106,6 +126,7 @@ bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
         return false;
     e->on_disk = 1;
     e->hit = 0;
+    kvt_entry_clear_disk(store, entry);
     e->root = root & 0xfu;
     e->segment = where.segment & KVT_INDEX_SEGMENT_MAX;
     e->page = where.page & KVT_INDEX_PAGE_MAX;
@@ -138,6 +159,7 @@ void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry)
     store->disk_blocks--;
 }
 
+    e->older = 0;
 void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned)
 {
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);

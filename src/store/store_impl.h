@@ -14,7 +14,9 @@
  * Rules
  *  1. An entry's slot is VALID or READING and names the entry back; FILLING slots name the entry,
  *     which only counts them.
- *  2. An entry's DRAM copy and disk copy are the same record.
+ *  2. An entry's DRAM copy and disk copy are the same record, unless the entry says `older`: then
+ *     the slot is VALID and on no disk yet, and what is on disk is the record whose place it took.
+ *     It is the entry's again, with its map, when the slot goes before its own write has ended.
  *  3. Callbacks of the log change index and slots at most; they never call the log.
  *  4. Whatever may change whether a slot can leave or stay ends with kvt_slot_settle().
  */
@@ -291,7 +293,8 @@ bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kv
 void kvt_entry_settle(struct kvt_store *store, uint32_t entry);
 uint32_t kvt_entry_bytes(const struct kvt_store *store, uint32_t entry);
 void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot);
-/* Take the slot out of its entry: freed, or doomed while pinned. The entry is not settled. */
+/* Take the slot out of its entry: freed, or doomed while pinned. An older record on disk is the
+ * entry's again. The entry is not settled. */
 void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting);
 bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
                         struct kvt_l2_where where);
@@ -319,6 +322,7 @@ void kvt_room_sweep(struct kvt_store *store);
 void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+/* The record is at that place now, wherever an older one was. false: the index cannot name it. */
 void kvt_handle_pin(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_commit(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
@@ -459,3 +463,4 @@ __attribute__((warn_unused_result)) int kvt_tables_grow(struct kvt_store *store)
 __attribute__((warn_unused_result)) int kvt_recover(struct kvt_store *store, uint32_t *bad_root);
 
 #endif
+/* Purges of the time before a root came: journal them there. */

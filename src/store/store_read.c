@@ -95,7 +95,7 @@ static void wake(struct kvt_store *store, uint32_t slot, bool good)
     }
 }
 
-static void finish(struct kvt_store *store, uint32_t slot, int status)
+static void finish(struct kvt_store *store, uint32_t slot, uint32_t root, int status)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     uint32_t entry = s->entry;
@@ -106,8 +106,7 @@ static void finish(struct kvt_store *store, uint32_t slot, int status)
             store->counts.checksum_fail++;
     } else if (status) {
         store->counts.read_fail++;
-        store->disks[kvt_index_at(&store->index, entry)->root].read_fails +=
-            s->state == KVT_SLOT_READING;
+        store->disks[root].read_fails++;
     }
     if (s->state == KVT_SLOT_DOOMED) {
         wake(store, slot, false); /* purged or replaced meanwhile */
@@ -133,6 +132,7 @@ void kvt_reads_run(struct kvt_store *store)
     while (store->read_done) {
         struct kvt_store_read *r = store->read_done;
         uint32_t slot = r->slot;
+        uint32_t root = r->root;
         int status = r->read.status;
 
         store->read_done = r->next;
@@ -141,6 +141,6 @@ void kvt_reads_run(struct kvt_store *store)
         r->next = store->read_free;
         store->read_free = r;
         store->activity++;
-        finish(store, slot, status);
+        finish(store, slot, root, status);
     }
 }

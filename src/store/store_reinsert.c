@@ -12,8 +12,8 @@
  *  2. A moved record keeps its bytes and with them its sequence: where a crash leaves both copies,
  *     recovery takes the one in the younger segment, and if that is torn, the old one. The log
  * makes moved records durable before the old segment's header is overwritten (l2.h).
- *  3. A record that does not verify, or whose block has gone meanwhile, is not moved; one that was
- *     purged meanwhile is erased where it landed.
+ *  3. A record that does not verify, or whose block has gone or been replaced meanwhile, is not
+ *     moved; one that was purged meanwhile is erased where it landed.
  *  4. The log may take the segment before all is moved, when writes wait for it: then the rest goes
  *     with it. Pinned segments are not asked about.
  * Threads: the store's owner. Allocates at open and when a namespace opens.
@@ -107,8 +107,8 @@ static bool still_there(const struct kvt_store_disk *disk, uint32_t entry, uint3
 {
     const struct kvt_index_entry *e = kvt_index_at(&disk->store->index, entry);
 
-    return e->used && e->on_disk && e->root == disk->number && e->segment == disk->drain->segment &&
-           e->page == page;
+    return e->used && e->on_disk && !e->older && e->root == disk->number &&
+           e->segment == disk->drain->segment && e->page == page;
 }
 
 static bool reachable(const struct kvt_store *store, const struct kvt_index_entry *e)
@@ -136,7 +136,7 @@ static bool begin(struct kvt_store_disk *disk, uint32_t segment)
          i = kvt_index_at(&disk->store->index, i)->next) {
         const struct kvt_index_entry *e = kvt_index_at(&disk->store->index, i);
 
-        if (!e->hit || e->page >= drain->pages)
+        if (!e->hit || e->older || e->page >= drain->pages)
             continue;
         drain->entries[e->page] = i;
         any = true;
@@ -208,7 +208,6 @@ static void write_done(struct kvt_l2_write *write)
         item->erase = 1;
     } else if (same && memcmp(&kvt_index_at(&store->index, item->entry)->fp, &item->fp,
                               sizeof(item->fp)) == 0) {
-        kvt_entry_clear_disk(store, item->entry);
         if (kvt_entry_set_disk(store, item->entry, disk->number, write->where))
             store->counts.reinserted++;
         else

@@ -55,7 +55,7 @@ static bool same_place(const struct kvt_store *store, const struct kvt_store_scr
 {
     const struct kvt_index_entry *e = kvt_index_at(&store->index, item->entry);
 
-    return e->used && e->on_disk && e->root == item->root &&
+    return e->used && e->on_disk && !e->older && e->root == item->root &&
            e->segment == item->read.where.segment && e->page == item->read.where.page &&
            e->fp.word[0] == item->fp.word[0] && e->fp.word[1] == item->fp.word[1];
 }

@@ -70,8 +70,9 @@ struct model {
     uint32_t grant_clients[1024];
     uint8_t grant_must[1024]; /* what had to be seen when the grant came */
     uint32_t grant_count;
-    bool lossy; /* faults or evictions: durable blocks may be gone */
-    uint64_t good, missed, damaged, commits, moved, recycled;
+    bool lossy;          /* faults or evictions: durable blocks may be gone */
+    uint64_t older_back; /* as of the last look */
+    uint64_t good, missed, damaged, commits, moved, recycled, back;
 };
 
 static uint32_t roll(struct model *m, uint32_t bound)
@@ -178,8 +179,24 @@ static void handle_grant(struct model *m, uint32_t client, const struct kvt_msg_
         *load = m->loads[--m->load_count];
 }
 
+/* A record went before it was written, and the one that it had replaced is back: which block it
+ * was, nobody says. */
+static void note_older(struct model *m)
+{
+    uint64_t now = rig_stats(&m->rig).older_back;
+
+    if (now == m->older_back)
+        return;
+    m->older_back = now;
+    for (uint32_t ns = 1; ns <= NAMESPACES; ns++)
+        for (uint32_t i = 0; i < BLOCKS; i++)
+            if (!m->blocks[ns][i].durable)
+                m->blocks[ns][i].must = 0;
+}
+
 static void handle_grants(struct model *m)
 {
+    note_older(m);
     do { /* releasing may let the store grant more */
         uint32_t count = m->grant_count;
         struct kvt_msg_grant grants[1024];
@@ -397,6 +414,7 @@ static void op_get(struct model *m)
     unhold_io(m);
     run = rig_lookup(&m->rig, m->ns[ns], numbers, n, 0, NULL);
     got = rig_get(&m->rig, m->ns[ns], numbers, n, 0, statuses, seen);
+    note_older(m);
     for (uint32_t i = 0; i < got; i++)
         expect_seen(m, ns, numbers[i], seen[i], 0, 0);
     /* Nothing came between the two; with room and a good disk the promise holds. */
@@ -486,6 +504,8 @@ static void op_restart(struct model *m)
     note_losses(m);
     note_moves(m);
     m->load_count = m->hold_count = m->fill_count = 0; /* all clients start again */
+    m->back += m->older_back;
+    m->older_back = 0;
     if (crash)
         rig_crash(&m->rig);
     else
@@ -634,12 +654,13 @@ static void run(const char *name, const struct rig_options *options, bool faults
         handle_grants(m);
     }
     note_moves(m);
+    m->back += m->older_back;
     finish(m);
     assert_true(faults || m->damaged == 0);
-    printf("           %-12s %llu commits, %llu good, %llu missed, %llu damaged%s\n", name,
-           (unsigned long long)m->commits, (unsigned long long)m->good,
+    printf("           %-12s %llu commits, %llu good, %llu missed, %llu damaged, %llu back%s\n",
+           name, (unsigned long long)m->commits, (unsigned long long)m->good,
            (unsigned long long)m->missed, (unsigned long long)m->damaged,
-           m->lossy ? ", lossy" : "");
+           (unsigned long long)m->back, m->lossy ? ", lossy" : "");
     if (m->recycled)
         printf("           %llu segments recycled, %llu blocks moved\n",
                (unsigned long long)m->recycled, (unsigned long long)m->moved);
