@@ -105,6 +105,8 @@
       "segments that could not be read at open: kept as they are until the next one")           \
     X(disk_erases, "disk.erases_queued", "purged ranges not overwritten yet")                   \
     X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")                   \
+    X(disk_batch_bytes, "disk.batch_bytes",                                                     \
+      "most bytes of one write, by the measured speed of the slowest root")                     \
     X(disk_queue_bytes, "disk.queue_bytes", "bytes waiting to be written")                      \
     X(disk_unsaved, "disk.unsaved_blocks", "blocks in DRAM that are on no disk, nor queued")    \
     X(budget_left, "admission.budget_left", "bytes that may be written now; 0 also: no budget") \

@@ -43,6 +43,9 @@
 #define KVT_STORE_BATCH_BYTES_MIN (1u << 20) /* below it a batch waits for more, shortly */
 #define KVT_STORE_BATCH_BYTES_MAX (16u << 20)
 #define KVT_STORE_GATHER_NS 5000000ll       /* 5 ms: a chain's messages arrive within it */
+#define KVT_STORE_BATCH_BYTES_FIRST (4u << 20) /* until the drive's speed is known */
+#define KVT_STORE_BATCH_NS \
+    100000000ll /* a drive writes one batch in that time; two may be in front of a read */
 #define KVT_STORE_SLOT_WAIT_NS 1000000000ll /* a load waits that long for a slot, then drops */
 #define KVT_STORE_IDLE_NS 500000000ll       /* without a message for that long, the store is idle */
 #define KVT_STORE_WRITE_RETRY_NS                                    \
@@ -55,6 +58,15 @@
 #define KVT_NO_NUMBER UINT32_MAX
 
 struct kvt_store_disk { /* one root */
+struct kvt_store_batch { /* handed to a root, as one list */
+    int64_t begun_ns;
+    uint64_t bytes;
+    uint32_t left; /* records of it that have not ended */
+    int failed;
+};
+
+#define KVT_STORE_BATCHES 2u /* of a root in flight: the log's rule */
+
     struct kvt_store *store;
     struct kvt_l2 *l2;
     struct kvt_io *io;
@@ -67,6 +79,11 @@ struct kvt_store_disk { /* one root */
     struct kvt_store_write *writes; /* KVT_STORE_ROOT_WRITES, all roots' in one free list */
     uint64_t read_fails;
 };
+    struct kvt_store_batch batches[KVT_STORE_BATCHES];
+    int64_t batch_end_ns; /* the last one ended */
+    uint64_t write_rate;  /* bytes a second, as measured; 0: not yet */
+    uint32_t batch_bytes; /* most of the next batch, by that */
+    bool joining;         /* what it holds is still being taken in (store_join.c) */
 
 enum kvt_item_state { KVT_ITEM_WAIT, KVT_ITEM_READING, KVT_ITEM_READY, KVT_ITEM_MISS };
 
@@ -133,6 +150,7 @@ struct kvt_store_write {
     uint32_t ticket;
     uint8_t busy;
 };
+    uint8_t batch; /* of its root */
 
 struct kvt_store_flush {
     struct kvt_store *store;
@@ -184,6 +202,9 @@ struct kvt_store_scrub { /* store_scrub.c */
     int64_t pass_ns; /* the pass began */
 };
 
+    struct kvt_journal_item bad[KVT_STORE_SCRUB_ITEMS]; /* found in this batch ... */
+    uint8_t bad_root[KVT_STORE_SCRUB_ITEMS];
+    uint32_t bad_count;
 struct kvt_store {
     struct kvt_store_params params; /* root_count: those at open */
     struct kvt_index index;

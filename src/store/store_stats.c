@@ -45,6 +45,7 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
             stats->disk_segments = store->at_close.disk_segments;
             stats->disk_unread = store->at_close.disk_unread;
             stats->disk_erases = store->at_close.disk_erases;
+            stats->disk_batch_bytes = store->at_close.disk_batch_bytes;
             stats->enospc = store->at_close.enospc;
             return;
         }
@@ -59,6 +60,8 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
         stats->disk_unread += l2.segments_unread;
         stats->disk_erases += l2.erases_queued;
         stats->enospc += l2.enospc;
+        if (i == 0 || disk->batch_bytes < stats->disk_batch_bytes)
+            stats->disk_batch_bytes = disk->batch_bytes;
         stats->disk_direct = (i == 0 || stats->disk_direct) && info.direct;
     }
 }

@@ -7,8 +7,10 @@
  *     stays in DRAM as long as it can. COMMIT never waits.
  *  3. A queued block cannot be evicted before its write has ended: the upper copy stays until the
  *     lower one is there.
- *  4. A batch takes the oldest of the queue, 1 to 16 MiB. A smaller one waits GATHER for company,
- *     unless somebody flushes. At most two batches of a root are in flight (the log's rule).
+ *  4. A batch takes the oldest of the queue: 16 MiB at most, and no more than the drive writes in
+ *     BATCH_NS at the speed measured so far, so that two of them do not hold a read up for longer.
+ *     A batch of less than 1 MiB waits GATHER for company, unless somebody flushes. At most two
+ *     batches of a root are in flight (the log's rule).
  *  5. A record older than a root that came later is numbered anew before it is written.
  *  6. A record that lands after its block has gone (purged, replaced) is not published; a purged
  *     one is erased, as soon as the journal explains why.
@@ -24,6 +26,9 @@
 
 int kvt_writes_add_root(struct kvt_store *store, struct kvt_store_disk *disk)
 {
+    disk->batch_bytes = KVT_STORE_BATCH_BYTES_FIRST;
+    if (disk->writes)
+        return 0; /* of a root that was refused */
     disk->writes = calloc(KVT_STORE_ROOT_WRITES, sizeof(*disk->writes));
     if (!disk->writes)
         return -ENOMEM;
@@ -78,6 +83,36 @@ static void count_failure(struct kvt_store *store, int status)
     store->write_retry_ns = kvt_store_now(store) + KVT_STORE_WRITE_RETRY_NS;
 }
 
+/* A batch has ended: what it says of the drive's speed. Behind another one it had to wait for that.
+ * A small one measures how long any request takes, not how many bytes go through in a second,
+ * unless that is long. */
+static void batch_ended(struct kvt_store *store, struct kvt_store_disk *disk,
+                        const struct kvt_store_batch *batch)
+{
+    int64_t now = kvt_store_now(store);
+    int64_t took = KVT_MAX(now - KVT_MAX(batch->begun_ns, disk->batch_end_ns), 1);
+    uint64_t rate, bytes;
+
+    disk->batch_end_ns = now;
+    if (batch->failed || (batch->bytes < KVT_STORE_BATCH_BYTES_MIN && took < KVT_STORE_BATCH_NS))
+        return;
+    rate = (uint64_t)((double)batch->bytes * 1e9 / (double)took);
+    disk->write_rate = disk->write_rate ? disk->write_rate / 4 * 3 + rate / 4 : rate;
+    bytes = (uint64_t)((double)disk->write_rate * (double)KVT_STORE_BATCH_NS / 1e9);
+    disk->batch_bytes = (uint32_t)KVT_MIN(KVT_MAX(bytes, (uint64_t)KVT_STORE_BATCH_BYTES_MIN),
+                                          (uint64_t)KVT_STORE_BATCH_BYTES_MAX);
+}
+
+static void batch_note(struct kvt_store *store, const struct kvt_store_write *w, int status)
+{
+    struct kvt_store_disk *disk = &store->disks[w->root];
+    struct kvt_store_batch *batch = &disk->batches[w->batch];
+
+    batch->failed |= status;
+    if (--batch->left == 0)
+        batch_ended(store, disk, batch);
+}
+
 /* Called by the log while it handles completions. */
 static void write_record_done(struct kvt_l2_write *write)
 {
@@ -92,6 +127,7 @@ static void write_record_done(struct kvt_l2_write *write)
     store->writes_going--;
     store->going_bytes -= s->record_bytes;
     w->busy = 0;
+    batch_note(store, w, status);
     if (!status && s->state == KVT_SLOT_VALID &&
         !kvt_entry_set_disk(store, s->entry, w->root, write->where))
         status = KVT_E_CORRUPT; /* a place that the index cannot name: as if it had failed */
@@ -166,11 +202,16 @@ static void write_fill(struct kvt_store *store, struct kvt_store_write *w, uint3
 /* Append the oldest of the queue to a root as one batch. false: the root does not take it now. */
 static bool batch_out(struct kvt_store *store, uint32_t root)
 {
+    struct kvt_store_disk *disk = &store->disks[root];
+    uint8_t number = disk->batches[0].left != 0;
+    struct kvt_store_batch *batch = &disk->batches[number];
     struct kvt_l2_write *list = NULL;
     struct kvt_l2_write **link = &list;
     uint64_t bytes = 0;
     uint32_t count = 0;
 
+    if (batch->left)
+        return false; /* cannot be: the log takes no third one */
     for (uint32_t slot = store->write_queue.tail;
          slot != KVT_SLOT_NONE && store->write_free && count < KVT_STORE_BATCH_RECORDS;
          slot = kvt_slot_at(&store->slots, slot)->queue_prev) {
@@ -178,18 +219,21 @@ static bool batch_out(struct kvt_store *store, uint32_t root)
 
         if (!number_anew(store, slot))
             continue;
-        bytes += kvt_slot_at(&store->slots, slot)->record_bytes;
-        if (count && bytes > KVT_STORE_BATCH_BYTES_MAX)
+        if (count && bytes + kvt_slot_at(&store->slots, slot)->record_bytes > disk->batch_bytes)
             break;
+        bytes += kvt_slot_at(&store->slots, slot)->record_bytes;
         store->write_free = w->next;
         write_fill(store, w, slot);
         w->root = root;
+        w->batch = number;
         *link = &w->write;
         link = &w->write.next;
         count++;
     }
     if (!count)
         return false;
+    *batch =
+        (struct kvt_store_batch){.begun_ns = kvt_store_now(store), .bytes = bytes, .left = count};
     store->writes_going += count;
     /* Taken off the queue and pinned first: the log may report at once. */
     for (struct kvt_l2_write *write = list; write; write = write->next) {

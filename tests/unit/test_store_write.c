@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/rng.h"
 #include "kvtier/error.h"
 #include "support/fault_io.h"
@@ -430,6 +431,85 @@ static void test_unsaved_blocks_come_and_go(void **state)
     rig_close(&rig);
 }
 
+/* What is in front of a read: no more than the drive writes in a fifth of a second, as it has been
+ * measured, and 16 MiB however fast it is. */
+static void test_batches_follow_the_drive(void **state)
+{
+    static const uint32_t long_pages[7] = {0, 0, 64, 0, 0, 0, 64};
+    struct rig_options o = rig_defaults();
+    uint64_t numbers[256], before;
+    int64_t speeds[] = {1000000000, 1000000, 25000000}; /* ns for a batch */
+    uint64_t most[] = {1u << 20, 16u << 20, 0};
+
+    (void)state;
+    for (uint64_t i = 0; i < 256; i++)
+        numbers[i] = 1 + i;
+    o.cache_bytes = 128u << 20;
+    o.write_queue_bytes = 96u << 20;
+    o.disk_cap_bytes = 1u << 30;
+    for (int s = 0; s < 3; s++) {
+        rig_open(&rig, &o, NULL);
+        ns = rig_ns(&rig, 1, long_pages);
+        assert_int_equal(rig_stats(&rig).disk_batch_bytes, 4u << 20); /* nothing is known */
+        rig_hold(&rig, true);
+        assert_int_equal(rig_put(&rig, ns, numbers, 256, 0, KV4, false, NULL), 256); /* 64 MiB */
+        rig_advance(&rig, 10000000);
+        before = rig_stats(&rig).disk_queue_bytes;
+        assert_true(before >= (64u << 20) - (8u << 20) && before < 64u << 20);
+        for (int i = 0; rig_stats(&rig).disk_queue_bytes; i++) {
+            uint64_t bound = rig_stats(&rig).disk_batch_bytes;
+
+            assert_true(i < 1000);
+            before = rig_stats(&rig).disk_queue_bytes;
+            rig.now_ns += speeds[s];
+            rig_release_io(&rig, 1, false);
+            assert_true(before - rig_stats(&rig).disk_queue_bytes <=
+                        KVT_MAX(bound, rig_stats(&rig).disk_batch_bytes));
+        }
+        printf("           a batch in %lld ms: at most %llu KiB\n", (long long)speeds[s] / 1000000,
+               (unsigned long long)rig_stats(&rig).disk_batch_bytes >> 10);
+        if (most[s])
+            assert_int_equal(rig_stats(&rig).disk_batch_bytes, most[s]);
+        rig_hold(&rig, false);
+        assert_int_equal(rig_flush(&rig), 0);
+        rig_close(&rig);
+    }
+}
+
+/* Small batches say how long a request takes, not how fast the drive is; a failed one says nothing.
+ */
+static void test_small_batches_teach_nothing(void **state)
+{
+    struct rig_options o = small(KVT_WRITE_DEFAULT);
+    struct fault_rule rule = {
+        .ops = FAULT_WRITE, .name = "seg-", .times = 1, .action = FAULT_FAIL, .error = EIO};
+
+    (void)state;
+    begin(&o);
+    for (uint64_t n = 1; n <= 20; n++) {
+        rig_hold(&rig, true);
+        assert_int_equal(put(n, 1), 1);
+        rig_advance(&rig, 10000000);
+        rig.now_ns += 20000000; /* 8 KiB in 20 ms */
+        rig_hold(&rig, false);
+    }
+    assert_int_equal(rig_stats(&rig).disk_batch_bytes, 4u << 20);
+    assert_true(fault_io_rule(rig.io, &rule) >= 0);
+    rig_hold(&rig, true);
+    assert_int_equal(put(100, 1), 1);
+    rig_advance(&rig, 10000000);
+    rig.now_ns += 5000000000;
+    rig_hold(&rig, false);
+    assert_int_equal(rig_stats(&rig).disk_batch_bytes, 4u << 20);
+    rig_hold(&rig, true); /* even 8 KiB in three seconds say a lot */
+    assert_int_equal(put(101, 1), 1);
+    rig_advance(&rig, 10000000);
+    rig.now_ns += 3000000000;
+    rig_hold(&rig, false);
+    assert_int_equal(rig_stats(&rig).disk_batch_bytes, 1u << 20);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -447,6 +527,8 @@ int main(void)
         cmocka_unit_test(test_c81_a_full_target_counts_what_is_lost),
         cmocka_unit_test(test_a_dead_disk_is_left_in_peace),
         cmocka_unit_test(test_unsaved_blocks_come_and_go),
+        cmocka_unit_test(test_batches_follow_the_drive),
+        cmocka_unit_test(test_small_batches_teach_nothing),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
