@@ -178,7 +178,8 @@ struct kvt_store_purge {
     int status;
     uint8_t used;
     uint8_t whole;  /* namespace */
-    uint8_t silent; /* nobody asked: for a root that came later */
+    uint8_t silent; /* nobody asked: for a root that came later, or records that scrub found bad */
+    uint8_t buried; /* the latter */
     struct kvt_journal_item *items;
 };
 
@@ -268,6 +269,7 @@ struct kvt_store {
     struct kvt_journal_item *purge_items;
     uint32_t sweep_cursor;
     uint32_t sweep_found; /* orphans of this pass */
+    uint32_t buried; /* records that kvt_purges_bury() has taken in this life */
     int sweep_on;
     uint32_t clock_cursor; /* reclaiming index entries */
     uint64_t pinned_bytes;
@@ -472,6 +474,10 @@ bool kvt_purges_free(const struct kvt_store *store);
 void kvt_purges_off_journal(struct kvt_store *store, uint32_t root);
 
 /* ---- store_stats.c */
+/* Records of one root that are damaged are not to be found at the next open either: journal that.
+ * Nothing happens when purges keep the journal busy, or after too many: they are found again. */
+void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_journal_item *items,
+                     uint32_t count);
 __attribute__((warn_unused_result)) int kvt_statfile_open(struct kvt_store *store);
 void kvt_statfile_close(struct kvt_store *store); /* after the log has closed */
 int64_t kvt_statfile_run(struct kvt_store *store);

@@ -144,6 +144,27 @@ void kvt_purges_off_journal(struct kvt_store *store, uint32_t root)
 
     if (!store->off_purge_count)
         return;
+void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_journal_item *items,
+                     uint32_t count)
+{
+    struct kvt_store_purge *purge = store->purges;
+    struct kvt_journal_item *own;
+
+    while (purge < store->purges + KVT_STORE_PURGES && purge->used)
+        purge++;
+    if (purge == store->purges + KVT_STORE_PURGES || store->buried + count > BURIED_MAX)
+        return;
+    store->buried += count;
+    own = purge->items;
+    *purge = (struct kvt_store_purge){
+        .store = store, .used = 1, .silent = 1, .buried = 1, .count = count, .items = own};
+    memcpy(own, items, count * sizeof(*own));
+    for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++) {
+        purge->self[i] = purge;
+        purge->done[i] = i != root;
+    }
+}
+
     while (purge->used) /* the caller has made sure that one is free */
         purge++;
     items = purge->items;
@@ -276,6 +297,7 @@ static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
     return all;
 }
 
+        store->counts.scrub_buried += purge->buried && !purge->status ? purge->count : 0;
 bool kvt_purges_run(struct kvt_store *store)
 {
     bool again = false;

@@ -151,6 +151,99 @@ static void test_damaged_records_go(void **state)
     }
 }
 
+/* What was found stays found: the next open does not bring it back. A newer record of the same key
+ * is another matter. */
+static void test_damaged_records_stay_away(void **state)
+{
+    uint32_t gone = 0;
+
+    (void)state;
+    begin(RATE, true);
+    assert_int_equal(damage(8, 5, 200), 8);
+    pass_time(20 * SECOND);
+    assert_int_equal(rig_stats(&rig).scrub_bad, 8);
+    assert_int_equal(rig_stats(&rig).scrub_buried, 8);
+    for (int life = 0; life < 2; life++) {
+        rig_crash(&rig);
+        ns = rig_ns(&rig, 1, pages);
+        assert_int_equal(present(), BLOCKS - 8);
+        pass_time(20 * SECOND);
+        assert_int_equal(rig_stats(&rig).scrub_bad, 0);
+        assert_int_equal(rig_stats(&rig).scrub_buried, 0);
+    }
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        if (rig_lookup(&rig, ns, &numbers[i], 1, 0, NULL))
+            continue;
+        gone++;
+        assert_int_equal(rig_put(&rig, ns, &numbers[i], 1, 0, KVT_LEVEL_KV4, 0, NULL), 1);
+    }
+    assert_int_equal(gone, 8);
+    assert_int_equal(rig_flush(&rig), 0);
+    rig_crash(&rig);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(present(), BLOCKS);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        assert_int_equal(rig_get(&rig, ns, &numbers[i], 1, 0, NULL, NULL), 1);
+    rig_close(&rig);
+}
+
+/* Without a header to tell what it was, or without a journal, the index forgets it alone. */
+static void test_what_cannot_be_journaled_comes_back(void **state)
+{
+    static const struct fault_rule no_journal = {
+        .ops = FAULT_WRITE | FAULT_OPEN, .name = "journal", .action = FAULT_FAIL, .error = 5};
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        begin(RATE, true);
+        assert_int_equal(damage(8, 5, i ? 200 : 4), 8);
+        if (i)
+            assert_true(fault_io_rule(rig.io, &no_journal) >= 0);
+        pass_time(20 * SECOND);
+        assert_int_equal(rig_stats(&rig).scrub_bad, 8);
+        assert_int_equal(rig_stats(&rig).scrub_buried, 0);
+        assert_int_equal(present(), BLOCKS - 8);
+        fault_io_clear(rig.io);
+        rig_crash(&rig);
+        ns = rig_ns(&rig, 1, pages);
+        pass_time(20 * SECOND); /* found again */
+        assert_int_equal(rig_stats(&rig).scrub_bad, 8);
+        assert_int_equal(present(), BLOCKS - 8);
+        rig_close(&rig);
+    }
+}
+
+/* A drive that rots away does not fill the journal. */
+static void test_a_life_buries_so_many(void **state)
+{
+    uint64_t more[100];
+    struct kvt_store_stats stats;
+
+    (void)state;
+    begin_with(MANY, 1u << 30, true);
+    for (uint32_t i = 0; i < 100; i++)
+        more[i] = 1000 + i;
+    for (uint32_t i = 0; i < 100; i += 20)
+        assert_int_equal(rig_put(&rig, ns, &more[i], 20, 0, KVT_LEVEL_KV4, 0, NULL), 20);
+    assert_int_equal(rig_flush(&rig), 0);
+    rig_crash(&rig);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(damage(MANY + 100, 1, 200), MANY + 100);
+    pass_time(5 * SECOND);
+    stats = rig_stats(&rig);
+    assert_int_equal(stats.scrub_bad, MANY + 100);
+    assert_int_equal(stats.blocks, 0);
+    assert_true(stats.scrub_buried > 128 && stats.scrub_buried <= 256);
+    rig_crash(&rig); /* the next life goes on with the rest */
+    ns = rig_ns(&rig, 1, pages);
+    assert_true(rig_stats(&rig).recovered_blocks > 0 &&
+                rig_stats(&rig).recovered_blocks <= MANY + 100 - stats.scrub_buried);
+    pass_time(5 * SECOND);
+    assert_true(rig_stats(&rig).scrub_buried > 0);
+    assert_int_equal(rig_stats(&rig).blocks, 0);
+    rig_close(&rig);
+}
+
 static void test_records_that_cannot_be_read(void **state)
 {
     struct fault_rule rule = {
@@ -368,6 +461,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_good_records_stay),
         cmocka_unit_test(test_damaged_records_go),
+        cmocka_unit_test(test_damaged_records_stay_away),
+        cmocka_unit_test(test_what_cannot_be_journaled_comes_back),
+        cmocka_unit_test(test_a_life_buries_so_many),
         cmocka_unit_test(test_records_that_cannot_be_read),
         cmocka_unit_test(test_the_rate_holds),
         cmocka_unit_test(test_few_requests),
