@@ -313,6 +313,11 @@ void kvt_l2_close(struct kvt_l2 *l2)
     parts_free(l2);
 }
 
+void kvt_l2_set_ctx(struct kvt_l2 *l2, void *ctx)
+{
+    l2->params.ctx = ctx;
+}
+
 uint32_t kvt_l2_segment_bytes(const struct kvt_l2 *l2)
 {
     return l2->segment_bytes;

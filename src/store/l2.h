@@ -105,6 +105,9 @@ int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_
  * free. Blocks (drives the io itself); done callbacks are called. */
 void kvt_l2_close(struct kvt_l2 *l2);
 
+/* The callbacks get this context from now on. */
+void kvt_l2_set_ctx(struct kvt_l2 *l2, void *ctx);
+
 uint32_t kvt_l2_segment_bytes(const struct kvt_l2 *l2);
 /* Every segment number in a location or callback is below this; constant while open. */
 uint32_t kvt_l2_segment_limit(const struct kvt_l2 *l2);

@@ -51,7 +51,10 @@ struct kvt_owner {
     _Atomic int enabled;
     pthread_mutex_t lock; /* of `left` and of giving places out; never held while handling */
     pthread_cond_t left;  /* also: root_wanted is done with */
-    const struct kvt_store_root *_Atomic root_wanted;
+    struct kvt_store_joining *_Atomic root_wanted;
+    struct kvt_store_root root_coming; /* what it is made of */
+    bool root_busy;                    /* somebody is adding one */
+    bool root_joining;                 /* the owner's: it is the store's, and being taken in */
     int root_result;
     uint32_t lives;
     struct client clients[CLIENTS_MAX];
@@ -227,20 +230,28 @@ static void sleep_until(struct kvt_owner *owner, int64_t when)
         return; /* it was not this one */
 }
 
-/* Somebody brings one more root. */
+/* Somebody brings one more root; they wait until all that it holds is in the index. */
 static void root_turn(struct kvt_owner *owner)
 {
     /* acquire: pairs with the release of root_add() */
-    const struct kvt_store_root *root =
+    struct kvt_store_joining *joining =
         atomic_load_explicit(&owner->root_wanted, memory_order_acquire);
-    int rc;
+    int rc = 0;
 
-    if (!root)
+    if (!joining)
         return;
-    rc = owner->params.root_count == KVT_STORE_ROOTS_MAX ? KVT_E_LIMIT
-                                                         : kvt_store_root_add(owner->store, root);
-    if (rc == 0)
-        owner->params.roots[owner->params.root_count++] = *root;
+    if (!owner->root_joining) {
+        rc = owner->params.root_count == KVT_STORE_ROOTS_MAX
+                 ? KVT_E_LIMIT
+                 : kvt_store_root_join(owner->store, joining);
+        if (rc == 0) {
+            owner->params.roots[owner->params.root_count++] = owner->root_coming;
+            owner->root_joining = true;
+        }
+    }
+    if (rc == 0 && kvt_store_root_joining(owner->store))
+        return;
+    owner->root_joining = false;
     pthread_mutex_lock(&owner->lock);
     owner->root_result = rc;
     atomic_store_explicit(&owner->root_wanted, NULL, memory_order_release);
@@ -250,18 +261,27 @@ static void root_turn(struct kvt_owner *owner)
 
 int kvt_owner_root_add(struct kvt_owner *owner, const struct kvt_store_root *root)
 {
-    int rc;
+    struct kvt_store_joining *joining;
+    int rc = kvt_store_root_open(owner->store, root, &joining);
 
+    if (rc)
+        return rc;
     pthread_mutex_lock(&owner->lock);
-    while (atomic_load_explicit(&owner->root_wanted, memory_order_relaxed))
-        pthread_cond_wait(&owner->left, &owner->lock); /* another one is being added */
-    /* release: the thread sees what is in it */
-    atomic_store_explicit(&owner->root_wanted, root, memory_order_release);
+    while (owner->root_busy)
+        pthread_cond_wait(&owner->left, &owner->lock);
+    owner->root_busy = true;
+    owner->root_coming = *root;
+    /* release: the thread sees what is in both */
+    atomic_store_explicit(&owner->root_wanted, joining, memory_order_release);
     wake(owner);
-    while (atomic_load_explicit(&owner->root_wanted, memory_order_relaxed) == root)
+    while (atomic_load_explicit(&owner->root_wanted, memory_order_relaxed))
         pthread_cond_wait(&owner->left, &owner->lock);
     rc = owner->root_result;
+    owner->root_busy = false;
+    pthread_cond_broadcast(&owner->left);
     pthread_mutex_unlock(&owner->lock);
+    if (rc)
+        kvt_store_root_discard(joining);
     return rc;
 }
 

@@ -33,9 +33,10 @@ int kvt_owner_connect(struct kvt_owner *owner, uint32_t ring_bytes, struct kvt_c
 /* Disconnect: pins and uncommitted slots are freed. Blocks until the owner has done it. */
 void kvt_owner_disconnect(struct kvt_owner *owner, struct kvt_channel *channel);
 
-/* Use one more root from now on (kvt_store_root_add() on the thread). Blocks for as long as that
- * takes, other requests wait too. Any thread. The io is the caller's, until the owner has stopped.
- */
+/* Use one more root from now on. Blocks until it is recovered, on the caller's thread, and all that
+ * it holds is in the index; other requests are served meanwhile. Any thread. 0, or as
+ * kvt_store_root_open() and kvt_store_root_join(). The io is the caller's, until the owner has
+ * stopped. */
 int kvt_owner_root_add(struct kvt_owner *owner, const struct kvt_store_root *root);
 
 /* Run-time switch, any thread. */

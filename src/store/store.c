@@ -31,12 +31,13 @@ static int params_check(const struct kvt_store_params *params)
 
 static void destroy(struct kvt_store *store)
 {
-    for (uint32_t i = 0; i < store->disk_count; i++) {
+    for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++) {
         free(store->disks[i].heads);
         free(store->disks[i].pinned);
         free(store->disks[i].writes);
         kvt_drain_destroy(&store->disks[i]);
     }
+    kvt_join_close(store);
     kvt_scrub_destroy(store);
     kvt_purges_destroy(store);
     kvt_loads_destroy(store);
@@ -141,6 +142,7 @@ static int64_t roots_run(struct kvt_store *store)
 int64_t kvt_store_run(struct kvt_store *store)
 {
     int64_t next_run;
+    bool again;
 
     reserve_sequence(store);
     roots_run(store);
@@ -152,8 +154,9 @@ int64_t kvt_store_run(struct kvt_store *store)
     next_run = KVT_MIN(next_run, kvt_writes_run(store));
     kvt_flushes_run(store);
     next_run = KVT_MIN(next_run, kvt_scrub_run(store));
+    again = kvt_join_run(store);
     kvt_room_sweep(store);
-    if (kvt_purges_run(store) || store->sweep_on)
+    if (kvt_purges_run(store) || again || (store->sweep_on && !store->joining))
         next_run = kvt_store_now(store);
     next_run = KVT_MIN(next_run, kvt_statfile_run(store));
     /* Last: what has just been submitted starts here, and a backend that completes inside reap()

@@ -8,6 +8,8 @@
 #ifndef KVT_STORE_STORE_H
 #define KVT_STORE_STORE_H
 
+#include <stdbool.h>
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "format/message.h"
@@ -54,7 +56,7 @@ struct kvt_store_params {
                                    namespaces open (the index grows at open time only) */
     uint32_t root_count;
     struct kvt_store_root roots[KVT_STORE_ROOTS_MAX];
-    uint32_t roots_pending; /* roots that may still come by kvt_store_root_add() */
+    uint32_t roots_pending; /* roots that may still come by kvt_store_root_join() */
     uint64_t seed;          /* fingerprint secret and others */
     int test_collide; /* enum kvt_index_collide: tests force collisions of the index; else 0 */
     struct kvt_clock clock;
@@ -79,10 +81,21 @@ int kvt_store_root_probe(struct kvt_io *io);
 int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out,
                    uint32_t *bad_root);
 
-/* Recover one more root and use it from now on; blocks as open does. Blocks that are here already
- * stay what they are; purges since open count for its records too. 0, or as kvt_store_open(), or
- * -EAGAIN; the io stays the caller's in any case, and is in use after 0. */
-int kvt_store_root_add(struct kvt_store *store, const struct kvt_store_root *root);
+/* One more root for a store that runs. Blocks that are here already stay what they are; purges
+ * since open count for its records too. open: recovers it, on any thread, the owner goes on
+ * meanwhile; blocks as kvt_store_open() does, and returns the same. join: the owner's; the root is
+ * in use from 0 on, and what it holds is found by and by, in the runs that follow (joining() says
+ * whether all of it is). 0; -EAGAIN not now; KVT_E_LIMIT; KVT_E_TOO_SMALL; -ENOMEM. discard: what
+ * join refused; any thread, blocks. The io stays the caller's in any case, and is in use until
+ * discard, or close of the store. */
+struct kvt_store_joining;
+__attribute__((warn_unused_result)) int kvt_store_root_open(const struct kvt_store *store,
+                                                            const struct kvt_store_root *root,
+                                                            struct kvt_store_joining **out);
+__attribute__((warn_unused_result)) int kvt_store_root_join(struct kvt_store *store,
+                                                            struct kvt_store_joining *joining);
+bool kvt_store_root_joining(const struct kvt_store *store);
+void kvt_store_root_discard(struct kvt_store_joining *joining);
 
 /* Write what is queued (bounded by timeout_ns), seal, sync, free. Replies still owed are sent. */
 void kvt_store_close(struct kvt_store *store, int64_t timeout_ns);

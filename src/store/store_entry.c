@@ -14,7 +14,11 @@ uint32_t kvt_entry_find(const struct kvt_store *store, const struct kvt_full_key
 
 uint32_t kvt_entry_get(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key)
 {
-    struct kvt_fp fp = kvt_index_fingerprint(&store->index, key);
+    return kvt_entry_get_fp(store, ns, kvt_index_fingerprint(&store->index, key));
+}
+
+uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp)
+{
     uint32_t entry = kvt_index_find(&store->index, fp);
 
     if (entry != KVT_INDEX_NONE)
@@ -77,10 +81,6 @@ void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot)
     parent_settle(store, entry, false);
 }
 
-void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
-{
-    uint32_t slot = kvt_index_at(&store->index, entry)->slot;
-    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 /* The record on disk, of another map than the one that went, is what the entry has. */
 static void older_is_back(struct kvt_store *store, uint32_t entry, unsigned map)
 {
@@ -98,11 +98,15 @@ static void older_is_back(struct kvt_store *store, uint32_t entry, unsigned map)
         store->counts.pin_refused += pinned;
 }
 
+void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
+{
+    uint32_t slot = kvt_index_at(&store->index, entry)->slot;
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+    unsigned older_map = s->older_map;
 
     if (s->write == KVT_SLOT_WRITE_QUEUED)
         kvt_writes_unqueue(store, slot);
     else if (s->write != KVT_SLOT_WRITE_GOING)
-    unsigned older_map = s->older_map;
         kvt_write_move(store, slot, KVT_SLOT_WRITE_CLEAN);
     kvt_policy_leave(&store->policy, slot);
     kvt_index_set_slot(&store->index, entry, KVT_INDEX_NONE);
@@ -111,22 +115,22 @@ static void older_is_back(struct kvt_store *store, uint32_t entry, unsigned map)
         kvt_slot_move(&store->slots, slot, KVT_SLOT_DOOMED);
     else
         kvt_slot_free(store, slot);
+    if (kvt_index_at(&store->index, entry)->older)
+        older_is_back(store, entry, older_map);
     parent_settle(store, entry, evicting);
 }
 
 bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
-    if (kvt_index_at(&store->index, entry)->older)
-        older_is_back(store, entry, older_map);
                         struct kvt_l2_where where)
 {
     struct kvt_store_disk *disk = &store->disks[root];
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
+    kvt_entry_clear_disk(store, entry);
     if (where.segment >= disk->segments || where.page > KVT_INDEX_PAGE_MAX)
         return false;
     e->on_disk = 1;
     e->hit = 0;
-    kvt_entry_clear_disk(store, entry);
     e->root = root & 0xfu;
     e->segment = where.segment & KVT_INDEX_SEGMENT_MAX;
     e->page = where.page & KVT_INDEX_PAGE_MAX;
@@ -155,11 +159,11 @@ void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry)
     }
     e->next = KVT_INDEX_NONE;
     e->on_disk = 0;
+    e->older = 0;
     disk->pinned[e->segment] -= e->pinned;
     store->disk_blocks--;
 }
 
-    e->older = 0;
 void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned)
 {
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);

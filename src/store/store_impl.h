@@ -8,6 +8,7 @@
  *   store_later.c    writes put off              store_admit.c   which blocks are written
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
  *   store_recover.c  roots at open               store_check.c   every invariant
+ *   store_join.c     roots that come later
  *   store_reinsert.c what was hit outlives its   store_direct.c  records pinned on disk
  *                    segment
  *
@@ -42,10 +43,10 @@
 #define KVT_STORE_OFF_PURGES 256u
 #define KVT_STORE_BATCH_BYTES_MIN (1u << 20) /* below it a batch waits for more, shortly */
 #define KVT_STORE_BATCH_BYTES_MAX (16u << 20)
-#define KVT_STORE_GATHER_NS 5000000ll       /* 5 ms: a chain's messages arrive within it */
 #define KVT_STORE_BATCH_BYTES_FIRST (4u << 20) /* until the drive's speed is known */
 #define KVT_STORE_BATCH_NS \
     100000000ll /* a drive writes one batch in that time; two may be in front of a read */
+#define KVT_STORE_GATHER_NS 5000000ll       /* 5 ms: a chain's messages arrive within it */
 #define KVT_STORE_SLOT_WAIT_NS 1000000000ll /* a load waits that long for a slot, then drops */
 #define KVT_STORE_IDLE_NS 500000000ll       /* without a message for that long, the store is idle */
 #define KVT_STORE_WRITE_RETRY_NS                                    \
@@ -57,7 +58,6 @@
 #define KVT_STORE_SCAN_ENTRIES 8192u /* index entries looked at by background work per run */
 #define KVT_NO_NUMBER UINT32_MAX
 
-struct kvt_store_disk { /* one root */
 struct kvt_store_batch { /* handed to a root, as one list */
     int64_t begun_ns;
     uint64_t bytes;
@@ -67,6 +67,7 @@ struct kvt_store_batch { /* handed to a root, as one list */
 
 #define KVT_STORE_BATCHES 2u /* of a root in flight: the log's rule */
 
+struct kvt_store_disk { /* one root */
     struct kvt_store *store;
     struct kvt_l2 *l2;
     struct kvt_io *io;
@@ -78,12 +79,12 @@ struct kvt_store_batch { /* handed to a root, as one list */
     struct kvt_store_drain *drain;  /* of store_reinsert.c */
     struct kvt_store_write *writes; /* KVT_STORE_ROOT_WRITES, all roots' in one free list */
     uint64_t read_fails;
-};
     struct kvt_store_batch batches[KVT_STORE_BATCHES];
     int64_t batch_end_ns; /* the last one ended */
     uint64_t write_rate;  /* bytes a second, as measured; 0: not yet */
     uint32_t batch_bytes; /* most of the next batch, by that */
     bool joining;         /* what it holds is still being taken in (store_join.c) */
+};
 
 enum kvt_item_state { KVT_ITEM_WAIT, KVT_ITEM_READING, KVT_ITEM_READY, KVT_ITEM_MISS };
 
@@ -149,8 +150,8 @@ struct kvt_store_write {
     uint32_t root;
     uint32_t ticket;
     uint8_t busy;
-};
     uint8_t batch; /* of its root */
+};
 
 struct kvt_store_flush {
     struct kvt_store *store;
@@ -201,11 +202,11 @@ struct kvt_store_scrub { /* store_scrub.c */
     uint32_t cursor; /* next entry to look at; 0: a pass is about to begin */
     int64_t due_ns;  /* not before */
     int64_t pass_ns; /* the pass began */
-};
-
     struct kvt_journal_item bad[KVT_STORE_SCRUB_ITEMS]; /* found in this batch ... */
     uint8_t bad_root[KVT_STORE_SCRUB_ITEMS];
     uint32_t bad_count;
+};
+
 struct kvt_store {
     struct kvt_store_params params; /* root_count: those at open */
     struct kvt_index index;
@@ -227,6 +228,7 @@ struct kvt_store {
     uint64_t *recover_sequence; /* by entry, while recovery lasts */
     uint64_t *recover_generation;
     uint32_t recover_capacity;
+    struct kvt_store_joining *joining; /* a root whose blocks are being taken in */
 
     struct kvt_admission admission;
     struct kvt_slot_list write_queue; /* oldest at the tail */
@@ -267,9 +269,9 @@ struct kvt_store {
     struct kvt_journal_item off_purges[KVT_STORE_OFF_PURGES]; /* for roots that are still to come */
     uint32_t off_purge_count;
     struct kvt_journal_item *purge_items;
+    uint32_t buried; /* records that kvt_purges_bury() has taken in this life */
     uint32_t sweep_cursor;
     uint32_t sweep_found; /* orphans of this pass */
-    uint32_t buried; /* records that kvt_purges_bury() has taken in this life */
     int sweep_on;
     uint32_t clock_cursor; /* reclaiming index entries */
     uint64_t pinned_bytes;
@@ -310,6 +312,7 @@ static inline uint8_t *kvt_slot_bytes(const struct kvt_store *store, uint32_t sl
 uint32_t kvt_entry_find(const struct kvt_store *store, const struct kvt_full_key *key);
 /* Find or insert, reclaiming when the index is full. KVT_INDEX_NONE: no room. */
 uint32_t kvt_entry_get(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key);
+uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp);
 /* false: the entry's slot proves that it belongs to another key of the same fingerprint. */
 bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kvt_full_key *key);
 /* Remove the entry, and its ancestors, as far as they have neither copy nor children. */
@@ -319,6 +322,7 @@ void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot);
 /* Take the slot out of its entry: freed, or doomed while pinned. An older record on disk is the
  * entry's again. The entry is not settled. */
 void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting);
+/* The record is at that place now, wherever an older one was. false: the index cannot name it. */
 bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
                         struct kvt_l2_where where);
 void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry);
@@ -345,7 +349,6 @@ void kvt_room_sweep(struct kvt_store *store);
 void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
-/* The record is at that place now, wherever an older one was. false: the index cannot name it. */
 void kvt_handle_pin(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_commit(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
@@ -468,16 +471,15 @@ void kvt_purges_destroy(struct kvt_store *store);
 /* Returns whether it wants to run again at once. */
 bool kvt_purges_run(struct kvt_store *store);
 void kvt_purges_end_all(struct kvt_store *store, int status);
-/* Purges of the time before a root came: whether a record of it is covered; journal them there. */
-bool kvt_purge_was_off(const struct kvt_store *store, const struct kvt_full_key *key);
 bool kvt_purges_free(const struct kvt_store *store);
+/* Purges of the time before a root came: journal them there. */
 void kvt_purges_off_journal(struct kvt_store *store, uint32_t root);
-
-/* ---- store_stats.c */
 /* Records of one root that are damaged are not to be found at the next open either: journal that.
  * Nothing happens when purges keep the journal busy, or after too many: they are found again. */
 void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_journal_item *items,
                      uint32_t count);
+
+/* ---- store_stats.c */
 __attribute__((warn_unused_result)) int kvt_statfile_open(struct kvt_store *store);
 void kvt_statfile_close(struct kvt_store *store); /* after the log has closed */
 int64_t kvt_statfile_run(struct kvt_store *store);
@@ -488,6 +490,18 @@ __attribute__((warn_unused_result)) int kvt_tables_grow(struct kvt_store *store)
 
 /* ---- store_recover.c */
 __attribute__((warn_unused_result)) int kvt_recover(struct kvt_store *store, uint32_t *bad_root);
+/* Parameters of a root's log, but for found(), the context and the seed. Any thread. */
+struct kvt_l2_params kvt_root_params(const struct kvt_store *store,
+                                     const struct kvt_store_root *root);
+/* Tables of an opened log's root; forget: of one that is not used after all, without its log. */
+__attribute__((warn_unused_result)) int kvt_disk_init(struct kvt_store *store, uint32_t number,
+                                                      const struct kvt_store_root *root,
+                                                      struct kvt_l2 *l2);
+void kvt_disk_forget(struct kvt_store *store, uint32_t number);
+
+/* ---- store_join.c */
+/* Take in some more of what a root that came later has. Returns whether there is more. */
+bool kvt_join_run(struct kvt_store *store);
+void kvt_join_close(struct kvt_store *store);
 
 #endif
-/* Purges of the time before a root came: journal them there. */

@@ -21,6 +21,8 @@
 #include "kvtier/error.h"
 #include "store/store_impl.h"
 
+#define BURIED_MAX 256u /* a drive that rots faster must not fill the journal */
+
 int kvt_purges_init(struct kvt_store *store)
 {
     store->purge_items =
@@ -94,28 +96,11 @@ static void journal_done(void *ctx, int status)
         purge->status = status;
 }
 
-static bool covers(const struct kvt_journal_item *item, const struct kvt_full_key *key)
-{
-    if (item->kind == KVT_JOURNAL_PURGE_ALL)
-        return true;
-    if (item->kind == KVT_JOURNAL_PURGE_NS)
-        return memcmp(item->key.ns, key->ns, KVT_NS_BYTES) == 0;
-    return memcmp(&item->key, key, sizeof(*key)) == 0;
-}
-
-bool kvt_purge_was_off(const struct kvt_store *store, const struct kvt_full_key *key)
-{
-    for (uint32_t i = 0; i < store->off_purge_count; i++)
-        if (covers(&store->off_purges[i], key))
-            return true;
-    return false;
-}
-
-/* A root that somebody else holds now may come later, with records of what is purged here. Too many
- * to remember become "everything". */
+/* A root that somebody else holds now may come later, with records of what is purged here, or has
+ * come and is still being taken in. Too many to remember become "everything". */
 static void remember_off(struct kvt_store *store, const struct kvt_store_purge *purge)
 {
-    if (!store->params.roots_pending)
+    if (!store->params.roots_pending && !store->joining)
         return;
     for (uint32_t i = 0; i < purge->count; i++) {
         if (store->off_purge_count == KVT_STORE_OFF_PURGES) {
@@ -144,6 +129,21 @@ void kvt_purges_off_journal(struct kvt_store *store, uint32_t root)
 
     if (!store->off_purge_count)
         return;
+    while (purge->used) /* the caller has made sure that one is free */
+        purge++;
+    items = purge->items;
+    *purge = (struct kvt_store_purge){
+        .store = store, .used = 1, .silent = 1, .count = store->off_purge_count, .items = items};
+    for (uint32_t i = 0; i < purge->count; i++) {
+        items[i] = store->off_purges[i];
+        items[i].value = store->sequence_next;
+    }
+    for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++) {
+        purge->self[i] = purge;
+        purge->done[i] = i != root;
+    }
+}
+
 void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_journal_item *items,
                      uint32_t count)
 {
@@ -159,21 +159,6 @@ void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_jo
     *purge = (struct kvt_store_purge){
         .store = store, .used = 1, .silent = 1, .buried = 1, .count = count, .items = own};
     memcpy(own, items, count * sizeof(*own));
-    for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++) {
-        purge->self[i] = purge;
-        purge->done[i] = i != root;
-    }
-}
-
-    while (purge->used) /* the caller has made sure that one is free */
-        purge++;
-    items = purge->items;
-    *purge = (struct kvt_store_purge){
-        .store = store, .used = 1, .silent = 1, .count = store->off_purge_count, .items = items};
-    for (uint32_t i = 0; i < purge->count; i++) {
-        items[i] = store->off_purges[i];
-        items[i].value = store->sequence_next;
-    }
     for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++) {
         purge->self[i] = purge;
         purge->done[i] = i != root;
@@ -297,7 +282,6 @@ static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
     return all;
 }
 
-        store->counts.scrub_buried += purge->buried && !purge->status ? purge->count : 0;
 bool kvt_purges_run(struct kvt_store *store)
 {
     bool again = false;
@@ -313,6 +297,7 @@ bool kvt_purges_run(struct kvt_store *store)
             continue;
         }
         purge->used = 0;
+        store->counts.scrub_buried += purge->buried && !purge->status ? purge->count : 0;
         if (purge->silent)
             continue;
         kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie,

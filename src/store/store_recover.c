@@ -38,6 +38,8 @@ static bool may_evict(void *ctx, uint32_t segment)
 {
     const struct kvt_store_disk *disk = ctx;
 
+    if (disk->joining)
+        return false; /* what it found there is not in the index yet */
     return segment >= disk->segments || !disk->pinned[segment];
 }
 
@@ -139,20 +141,14 @@ static void found(void *ctx, const struct kvt_entry *record, uint32_t segment, u
         store->counts.recovered_bad++;
         return;
     }
-    if (kvt_purge_was_off(store, &record->key))
-        return;
     entry = entry_for(store, ns, &record->key);
     if (entry == KVT_INDEX_NONE) {
         store->counts.recovered_no_room++;
         return;
     }
-    if (kvt_index_present(kvt_index_at(&store->index, entry)) && !store->recover_sequence[entry])
-        return; /* a root that came later: what the store has already stays */
-    kvt_index_at(&store->index, entry)->raced |= kvt_index_at(&store->index, entry)->filling > 0;
     if (kvt_index_at(&store->index, entry)->on_disk) {
         if (!newer(store, entry, record->sequence, generation))
             return;
-        kvt_entry_clear_disk(store, entry);
         store->counts.recovered_blocks--;
     }
     if (!kvt_entry_set_disk(store, entry, disk->number, where)) {
@@ -170,44 +166,73 @@ static void found(void *ctx, const struct kvt_entry *record, uint32_t segment, u
 static_assert(KVT_STORE_ROOT_FILES_MIN == KVT_L2_FILES_MIN, "as the log says");
 static_assert(KVT_STORE_ROOT_FILES_MAX == KVT_L2_FILES_MAX, "as the log says");
 
-static int open_root(struct kvt_store *store, uint32_t number, const struct kvt_store_root *root)
+struct kvt_l2_params kvt_root_params(const struct kvt_store *store,
+                                     const struct kvt_store_root *root)
 {
-    const struct kvt_store_params *params = &store->params;
-    struct kvt_store_disk *disk = &store->disks[number];
-    struct kvt_l2_stats stats;
-    uint64_t next = 0;
-    struct kvt_l2_params l2 = {
+    return (struct kvt_l2_params){
         .io = root->io,
         .cap_bytes = root->cap_bytes,
-        .seed = params->seed + number,
-        .clock = params->clock,
-        .log = params->log,
+        .clock = store->params.clock,
+        .log = store->params.log,
         .batch_bytes_max = KVT_STORE_BATCH_BYTES_MAX,
         .reads_max = KVT_STORE_READS,
         .files_max = root->files_max,
-        .found = found,
         .evicted = evicted,
         .may_evict = may_evict,
         .drains = 1,
-        .ctx = disk,
     };
+}
+
+int kvt_disk_init(struct kvt_store *store, uint32_t number, const struct kvt_store_root *root,
+                  struct kvt_l2 *l2)
+{
+    struct kvt_store_disk *disk = &store->disks[number];
+    struct kvt_l2_stats stats;
     int err;
 
     disk->store = store;
     disk->number = number;
-    disk->io = l2.io;
-    disk->cap_bytes = l2.cap_bytes;
-    err = kvt_l2_open(&l2, &disk->l2, &next);
+    disk->io = root->io;
+    disk->cap_bytes = root->cap_bytes;
+    disk->l2 = l2;
+    kvt_l2_stats(l2, &stats);
+    store->counts.recovered_segments += stats.segments_live;
+    store->counts.recovered_bad += stats.recovered_bad;
+    err = segments_grow(disk, kvt_l2_segment_limit(l2));
+    return err ? err : kvt_drain_init(disk);
+}
+
+void kvt_disk_forget(struct kvt_store *store, uint32_t number)
+{
+    struct kvt_store_disk *disk = &store->disks[number];
+    struct kvt_store_write *writes = disk->writes;
+
+    kvt_drain_destroy(disk);
+    free(disk->heads);
+    free(disk->pinned);
+    memset(disk, 0, sizeof(*disk));
+    disk->writes = writes; /* they are in the store's free list: kept until close */
+}
+
+static int open_root(struct kvt_store *store, uint32_t number, const struct kvt_store_root *root)
+{
+    struct kvt_store_disk *disk = &store->disks[number];
+    struct kvt_l2_params params = kvt_root_params(store, root);
+    uint64_t next = 0;
+    int err;
+
+    params.seed = store->params.seed + number;
+    params.found = found;
+    params.ctx = disk;
+    disk->store = store;
+    disk->number = number;
+    err = kvt_l2_open(&params, &disk->l2, &next);
     if (err) {
         disk->l2 = NULL;
         return err;
     }
     store->sequence_next = KVT_MAX(store->sequence_next, next);
-    kvt_l2_stats(disk->l2, &stats);
-    store->counts.recovered_segments += stats.segments_live;
-    store->counts.recovered_bad += stats.recovered_bad;
-    err = segments_grow(disk, kvt_l2_segment_limit(disk->l2));
-    return err ? err : kvt_drain_init(disk);
+    return kvt_disk_init(store, number, root, disk->l2);
 }
 
 static void recover_end(struct kvt_store *store)
@@ -237,83 +262,4 @@ int kvt_recover(struct kvt_store *store, uint32_t *bad_root)
     recover_end(store);
     store->sweep_on = store->disk_count > 0;
     return err;
-}
-
-/* What an opened root must be able to hold. */
-static int records_fit(const struct kvt_store *store, const struct kvt_l2 *l2)
-{
-    uint32_t largest = kvt_namespaces_largest(&store->spaces);
-
-    return largest <= kvt_l2_record_bytes_max(l2) && largest <= store->params.staging_bytes
-               ? 0
-               : KVT_E_TOO_SMALL;
-}
-
-/* Take back what a root has brought in: it cannot be used after all. */
-static void forget_root(struct kvt_store *store, struct kvt_store_disk *disk)
-{
-    for (uint32_t segment = 0; segment < disk->segments; segment++) {
-        while (disk->heads[segment] != KVT_INDEX_NONE) {
-            uint32_t entry = disk->heads[segment];
-
-            kvt_entry_clear_disk(store, entry);
-            kvt_entry_settle(store, entry);
-        }
-    }
-    if (disk->l2)
-        kvt_l2_close(disk->l2);
-    kvt_drain_destroy(disk);
-    free(disk->heads);
-    free(disk->pinned);
-    memset(disk, 0, sizeof(*disk));
-}
-
-/* Blocks that had no disk to go to have one now: they are written when they leave DRAM. */
-static void note_unsaved(struct kvt_store *store)
-{
-    for (uint32_t slot = 0; slot < store->slots.arena.touched; slot++) {
-        const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
-
-        if (s->state == KVT_SLOT_VALID && s->write == KVT_SLOT_WRITE_CLEAN &&
-            !kvt_index_at(&store->index, s->entry)->on_disk)
-            kvt_write_move(store, slot, KVT_SLOT_WRITE_LATER);
-    }
-}
-
-int kvt_store_root_add(struct kvt_store *store, const struct kvt_store_root *root)
-{
-    uint32_t number = store->disk_count;
-    struct kvt_store_disk *disk = &store->disks[number];
-    int err = KVT_E_LIMIT;
-
-    if (number == KVT_STORE_ROOTS_MAX || store->closing)
-        return err;
-    if (!kvt_purges_free(store))
-        return -EAGAIN;
-    err = entries_grow(store);
-    store->disk_count++; /* so that found() may name it */
-    if (!err)
-        err = open_root(store, number, root);
-    if (!err)
-        err = records_fit(store, disk->l2);
-    recover_end(store);
-    if (!err)
-        err = kvt_tables_grow(store);
-    if (!err)
-        err = kvt_writes_add_root(store, disk);
-    if (err) {
-        forget_root(store, disk);
-        store->disk_count--;
-        return err;
-    }
-    kvt_admission_root(&store->admission, number, root->write_bytes_day);
-    store->params.roots_pending -= store->params.roots_pending > 0;
-    store->sequence_floor = store->sequence_next;
-    store->activity++;
-    store->sweep_on = 1;
-    note_unsaved(store);
-    kvt_purges_off_journal(store, number);
-    if (kvt_statfile_open(store)) /* the root is in use all the same */
-        kvt_log(&store->params.log, KVT_LOG_WARN, "no memory for the file stats");
-    return 0;
 }

@@ -225,8 +225,14 @@ static struct kvt_io *left_behind(uint32_t n)
 static int add(struct rig *rig, struct kvt_io *io)
 {
     const struct kvt_store_root root = {.io = io, .cap_bytes = 32u << 20};
-    int rc = kvt_store_root_add(rig->store, &root);
+    struct kvt_store_joining *joining = NULL;
+    int rc = kvt_store_root_open(rig->store, &root, &joining);
 
+    if (rc == 0) {
+        rc = kvt_store_root_join(rig->store, joining);
+        if (rc != 0)
+            kvt_store_root_discard(joining);
+    }
     if (rc == 0)
         rig->second = io; /* the rig frees it */
     rig_settle(rig);
@@ -345,7 +351,7 @@ static void test_a_root_that_cannot_be_used_is_refused(void **state)
     rig_open(&rig, &options, NULL);
     ns = rig_ns(&rig, 1, pages);
     assert_int_equal(put_each(&rig, ns, 1, 8, KV4), 8);
-    assert_int_equal(kvt_io_mem_new(64u << 20, &io), 0);
+    assert_int_equal(kvt_io_mem_new(128u << 20, &io), 0);
     file = io->ops->open(io, "superblock", KVT_IO_OPEN_CREATE);
     assert_int_equal(kvt_io_write_now(io, file, 0, rig.arena, 4096), 4096);
     io->ops->close(io, file);
@@ -410,6 +416,175 @@ static void test_a_root_dies_in_mid_run(void **state)
     rig_close(&rig);
 }
 
+enum { LEFT = 9000, CHAIN = 100 };
+
+static const uint32_t short_pages[7] = {0, 0, 1, 0, 0, 2, 3};
+
+/* What an owner left behind: 90 chains of 100 blocks, of which block 50 was raised later. */
+static struct kvt_io *left_many(void)
+{
+    static struct rig other;
+    struct rig_options options = rig_defaults();
+    struct kvt_io *copy = NULL;
+    uint64_t numbers[CHAIN], raised = 50;
+    uint32_t ns;
+
+    options.disk_cap_bytes = 128u << 20;
+    options.cache_bytes = 4u << 20;
+    options.write_queue_bytes = 4u << 20;
+    rig_open(&other, &options, NULL);
+    other.check_each_step = false;
+    ns = rig_ns(&other, 1, short_pages);
+    for (uint64_t first = 1; first < LEFT; first += CHAIN) {
+        for (uint64_t i = 0; i < CHAIN; i++)
+            numbers[i] = first + i;
+        assert_int_equal(rig_put(&other, ns, numbers, CHAIN, 0, KV4, false, NULL), CHAIN);
+        assert_int_equal(rig_flush(&other), 0);
+    }
+    assert_int_equal(rig_put(&other, ns, &raised, 1, 49, KV8, KVT_REPLACE_RAISE, NULL), 1);
+    assert_int_equal(rig_flush(&other), 0);
+    assert_int_equal(kvt_io_mem_clone(fault_io_inner(other.io), &copy), 0);
+    rig_close(&other);
+    return copy;
+}
+
+static struct kvt_store_joining *join_many(struct rig *rig, struct kvt_io *io)
+{
+    const struct kvt_store_root root = {.io = io, .cap_bytes = 128u << 20};
+    struct kvt_store_joining *joining = NULL;
+
+    assert_int_equal(kvt_store_root_open(rig->store, &root, &joining), 0);
+    assert_int_equal(kvt_store_root_join(rig->store, joining), 0);
+    rig->second = io;
+    return joining;
+}
+
+/* A large root is taken in by slices: requests are answered in between, each of them exactly as if
+ * the rest were not there, and what is asked for meanwhile counts. */
+static void test_a_large_root_is_taken_in_by_slices(void **state)
+{
+    struct rig_options options = rig_defaults();
+    uint64_t early = 1, late = LEFT, purged = 8950, here = 8050, fresh = 20000, chain[CHAIN];
+    struct kvt_store_stats stats;
+    static struct rig rig;
+    uint32_t ns, slices = 0;
+    uint8_t map = 0;
+
+    (void)state;
+    options.disk_cap_bytes = 0;
+    options.roots_pending = 1;
+    options.cache_bytes = 1u << 20;
+    rig_open(&rig, &options, NULL);
+    rig.check_each_step = false;
+    ns = rig_ns(&rig, 1, short_pages);
+    (void)join_many(&rig, left_many());
+    (void)kvt_store_run(rig.store);
+    slices++;
+    stats = rig_stats(&rig);
+    assert_true(stats.recovered_blocks > 1000 && stats.recovered_blocks < LEFT / 2 + 1);
+    assert_true(kvt_store_root_joining(rig.store));
+    rig.held_io = true; /* settle() runs a few times only */
+    assert_int_equal(rig_lookup(&rig, ns, &late, 1, 0, NULL), 0);
+    assert_int_equal(rig_lookup(&rig, ns, &early, 1, 0, NULL), 1);
+    rig.held_io = false;
+    rig_check(&rig);
+    while (kvt_store_root_joining(rig.store) && slices < 100) {
+        (void)kvt_store_run(rig.store);
+        slices++;
+    }
+    rig_close(&rig);
+
+    rig_open(&rig, &options, NULL);
+    rig.check_each_step = false;
+    ns = rig_ns(&rig, 1, short_pages);
+    (void)join_many(&rig, left_many());
+    /* before the first slice: by hand, since every helper lets the store settle */
+    {
+        union {
+            struct kvt_msg_keys msg;
+            uint8_t room[sizeof(struct kvt_msg_keys) + sizeof(struct kvt_msg_key)];
+        } u;
+
+        memset(&u, 0, sizeof(u));
+        u.msg.msg.bytes = (uint32_t)((sizeof(u) + 7) / 8 * 8);
+        u.msg.msg.op = KVT_OP_PURGE;
+        u.msg.msg.ns = ns;
+        u.msg.msg.count = 1;
+        u.msg.msg.cookie = ++rig.cookie;
+        u.msg.keys[0] = rig_key(purged);
+        assert_int_equal(kvt_store_handle(rig.store, 1, &u.msg.msg), 0);
+    }
+    assert_int_equal(rig_put(&rig, ns, &fresh, 1, 0, KV8, false, NULL), 1);
+    rig_settle(&rig);
+    assert_false(kvt_store_root_joining(rig.store));
+    rig_check(&rig);
+    assert_int_equal(rig_stats(&rig).recovered_blocks, LEFT - 1);
+    assert_int_equal(rig_stats(&rig).evict_disk_segments, 0);
+    assert_int_equal(rig_lookup(&rig, ns, &purged, 1, 0, NULL), 0);
+    assert_int_equal(rig_get(&rig, ns, &fresh, 1, 0, NULL, NULL), 1);
+    for (uint64_t first = 1; first < LEFT; first += CHAIN) {
+        for (uint64_t i = 0; i < CHAIN; i++)
+            chain[i] = first + i;
+        assert_int_equal(rig_lookup(&rig, ns, chain, CHAIN, 0, NULL), first == 8901 ? 49 : CHAIN);
+        rig_forget_replies(&rig);
+    }
+    early = 50; /* of two records of one key the later one */
+    assert_int_equal(rig_get(&rig, ns, &early, 1, 0, NULL, &map), 1);
+    assert_int_equal(map, KV8);
+    assert_int_equal(rig_get(&rig, ns, &here, 1, 0, NULL, &map), 1);
+    assert_int_equal(map, KV4);
+    rig_advance(&rig, 2000000000);
+    assert_int_equal(rig_stats(&rig).disk_erases, 0); /* nothing is held back any more */
+    /* and the next process does not find the purged one either */
+    {
+        struct kvt_io *after = NULL;
+        static struct rig next;
+
+        assert_int_equal(rig_flush(&rig), 0);
+        assert_int_equal(kvt_io_mem_clone(rig.second, &after), 0);
+        rig_close(&rig);
+        options.disk_cap_bytes = 128u << 20;
+        options.roots_pending = 0;
+        rig_open(&next, &options, after);
+        ns = rig_ns(&next, 1, short_pages);
+        assert_int_equal(rig_lookup(&next, ns, &purged, 1, 0, NULL), 0);
+        assert_int_equal(rig_get(&next, ns, &fresh, 1, 0, NULL, NULL), 1);
+        rig_close(&next);
+    }
+}
+
+/* Closed in the middle of it, or purged whole: nothing is left behind, nothing comes back. */
+static void test_closed_or_purged_while_it_is_taken_in(void **state)
+{
+    struct rig_options options = rig_defaults();
+    static struct rig rig;
+    uint64_t number = 1;
+    uint32_t ns;
+
+    (void)state;
+    options.disk_cap_bytes = 0;
+    options.roots_pending = 1;
+    rig_open(&rig, &options, NULL);
+    (void)join_many(&rig, left_many());
+    (void)kvt_store_run(rig.store);
+    assert_true(kvt_store_root_joining(rig.store));
+    rig_close(&rig);
+
+    rig_open(&rig, &options, NULL);
+    ns = rig_ns(&rig, 1, short_pages);
+    (void)join_many(&rig, left_many());
+    (void)kvt_store_run(rig.store);
+    rig.check_each_step = false;
+    assert_true(rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0) >= 1000); /* those taken in so far */
+    assert_int_equal(rig_stats(&rig).blocks, 0);
+    assert_int_equal(rig_lookup(&rig, ns, &number, 1, 0, NULL), 0);
+    rig_settle(&rig);
+    rig_check(&rig);
+    assert_false(kvt_store_root_joining(rig.store));
+    assert_int_equal(rig_stats(&rig).blocks, 0);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -422,6 +597,8 @@ int main(void)
         cmocka_unit_test(test_what_was_stored_before_a_root_came_stays_the_newer),
         cmocka_unit_test(test_a_root_that_cannot_be_used_is_refused),
         cmocka_unit_test(test_a_root_dies_in_mid_run),
+        cmocka_unit_test(test_a_large_root_is_taken_in_by_slices),
+        cmocka_unit_test(test_closed_or_purged_while_it_is_taken_in),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
