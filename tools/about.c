@@ -134,6 +134,13 @@ static const struct kvt_about abouts[] = {
      "agreement on the next token, with the cache coded while a text is scored. Quantised weights "
      "are dequantised once, into the cache directory.",
      "kvtier quality\nkvtier quality --model your.gguf --text notes.txt --levels kv4,kv5,kv8"},
+    {"bench plan",
+     "Slows a drive down to rates around the one where loading a prompt takes as long as computing "
+     "it, and measures the time to the first token on a live llama.cpp: everything computed, "
+     "everything loaded, and as the plan decides. Regret is the plan's time over the better of the "
+     "other two. Then the drive becomes 20 times slower, and recovers: after how many loads plans "
+     "know it. Takes some minutes, and two idle processors.",
+     "kvtier bench plan --json\nkvtier bench plan --tokens 2048 --dir /mnt/nvme"},
     {"help",
      "Shows the options of a command, as --help does; as a man page with --man; or prints a script "
      "that completes commands and options in bash or zsh.",

@@ -27,7 +27,8 @@
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */
 #define KVT_COMMANDS_LLAMA(X)                                                                 \
     X("demo", kvt_cmd_demo, "a real model answers over a long document, cold and remembered") \
-    X("quality", kvt_cmd_quality, "what each level does to a model's predictions")
+    X("quality", kvt_cmd_quality, "what each level does to a model's predictions")            \
+    X("bench plan", kvt_cmd_bench_plan, "load or compute, on a live llama.cpp and a slowed drive")
 
 #define KVT_X(name, function, summary) int function(int argc, char **argv);
 KVT_COMMANDS(KVT_X)

@@ -2,8 +2,10 @@
  *
  * A load is an observation of one tier when it is whole, or was cut off by its deadline (a drive
  * that is too slow must be noticed by just these): the slowest tier that it used, less what the
- * faster one is expected to have taken. Loads that waited for a GPU stream, were cancelled or met
- * misses tell nothing. The store does not say which root a block came from: all are one tier.
+ * faster one is expected to have taken. One that brought nothing in time is taken for all it asked
+ * for: it took that long at least, and each further one doubles what is believed. Loads that waited
+ * for a GPU stream, were cancelled or met misses tell nothing. The store does not say which root a
+ * block came from: all are one tier.
  *
  * Threads: any, under the cache's lock. Allocates, waits: never.
  */
@@ -95,9 +97,9 @@ void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req)
         seconds -= KVT_MIN(took, seconds / 2);
         from_disk = bytes - dram;
     }
-    /* Of a load that brought nothing in time one block at least was being waited for. */
-    if (from_disk < req->guess_bytes)
-        from_disk = req->guess_bytes;
+    /* Nothing of it came in time: all that was asked for took that long at least. */
+    if (late && report->blocks_disk == 0)
+        from_disk = (double)req->guess_bytes * (double)(req->n - report->blocks_ok);
     double queued = planning->share[tier] * (double)req->queued_bytes;
     /* refused observations are counted by the model */
     int rc =
