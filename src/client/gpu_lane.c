@@ -2,7 +2,7 @@
  *
  *   READY blocks --> batch of one plan --> job in flight --> outcome of each block --> pump
  *
- * A batch is what is ready now of one pool and level, so that a busy lane makes large jobs by
+ * A batch is what is ready now of one pool, group and map, so that a busy lane makes large jobs by
  * itself. The thread submits while it may, then sleeps until the oldest job is done; it never
  * spins. The cache's lock is not held over a driver call.
  * A job that fails ends its blocks with KVT_E_DEVICE; a device that is lost goes on ending them so,
@@ -31,8 +31,10 @@
 struct batch {
     struct kvt_block_queue blocks; /* in state CODING, linked */
     int kind;
-    struct kvt_lane_pool *pool;
+    struct kvt_lane_code code;
     struct kvt_gpu_plan *plan;
+    uint32_t payload_bytes;
+    int rc;                              /* of finding the plan */
     struct kvt_req *waiting[EVENTS_MAX]; /* requests whose event comes first */
     size_t waiting_count;
     uint64_t bytes;
@@ -69,7 +71,7 @@ static bool take_event(struct kvt_req *req, struct batch *batch)
     return true;
 }
 
-/* Take what is ready of the first block's pool and level, in order; the others keep theirs. */
+/* Take what is ready and coded as the first block, in order; the others keep theirs. */
 static void take_batch(struct kvt_lane *lane, struct batch *batch)
 {
     struct kvt_cache *cache = lane->cache;
@@ -80,15 +82,14 @@ static void take_batch(struct kvt_lane *lane, struct batch *batch)
     const struct kvt_block *head = kvt_bq_peek(cache, queue);
     if (head == NULL)
         return;
-    uint8_t level = head->level;
     uint64_t bytes_max = job_bytes_max(lane);
-    batch->pool = kvt_block_req(cache, head)->pool->gpu;
-    batch->plan = batch->pool->plans[level];
+    batch->code = kvt_lane_code_of(cache, batch->kind, head);
     bool full = false;
     for (uint32_t left = queue->count; left > 0; left--) {
         struct kvt_block *block = kvt_bq_pop(cache, queue);
         struct kvt_req *req = kvt_block_req(cache, block);
-        bool fits = !full && req->pool->gpu == batch->pool && block->level == level;
+        struct kvt_lane_code code = kvt_lane_code_of(cache, batch->kind, block);
+        bool fits = !full && kvt_lane_code_same(&code, &batch->code);
         if (fits && batch->blocks.count > 0 &&
             (batch->bytes + block->record_bytes > bytes_max ||
              batch->blocks.count == KVT_LANE_RECORDS_MAX))
@@ -107,7 +108,7 @@ static void take_batch(struct kvt_lane *lane, struct batch *batch)
 
 /* The header of a granted record is what the store said; its checksum is the GPU's to verify. */
 static bool header_ok(const struct kvt_cache *cache, const struct kvt_req *req,
-                      const struct kvt_block *block)
+                      const struct kvt_block *block, uint32_t payload_bytes)
 {
     const uint8_t *record = cache->channel.arena + block->arena_offset;
     const struct kvt_record_header *header = (const struct kvt_record_header *)(const void *)record;
@@ -115,14 +116,15 @@ static bool header_ok(const struct kvt_cache *cache, const struct kvt_req *req,
     kvt_full_key_make(&key, req->ns->id, &block->key);
     return kvt_record_header_check(header) == 0 && header->record_bytes == block->record_bytes &&
            memcmp(&key, &header->key, sizeof(key)) == 0 && header->map == block->map_id &&
-           header->payload_bytes == kvt_req_group(req)->uniform[block->level]->payload_bytes &&
+           header->payload_bytes == payload_bytes &&
            (block->checksum == 0 || header->checksum == block->checksum);
 }
 
 /* What can be said of a block before it is sent; false: *out is its end. */
-static bool begin(struct kvt_cache *cache, int kind, struct kvt_block *block,
+static bool begin(struct kvt_cache *cache, const struct batch *batch, struct kvt_block *block,
                   struct kvt_outcome *out)
 {
+    bool load = batch->kind == KVT_REQ_LOAD;
     const struct kvt_req *req = kvt_block_req(cache, block);
     if (!kvt_coding_begin(cache, req, out))
         return false;
@@ -130,16 +132,17 @@ static bool begin(struct kvt_cache *cache, int kind, struct kvt_block *block,
         out->status = KVT_E_DEVICE;
         return false;
     }
-    if (kind == KVT_REQ_LOAD && block->map_id >= KVT_MAP_MIXED_FIRST) {
-        out->status = KVT_E_UNSUPPORTED; /* kernels take uniform maps; the record is a good one */
+    int rc = batch->rc;
+    if (rc == 0 && load && !header_ok(cache, req, block, batch->payload_bytes))
+        rc = KVT_E_CORRUPT;
+    if (rc != 0) {
+        out->status = rc;
+        if (load && rc == KVT_E_CORRUPT)
+            out->release_status = rc;
         return false;
     }
-    if (kind == KVT_REQ_LOAD) {
-        if (header_ok(cache, req, block))
-            return true;
-        out->status = out->release_status = KVT_E_CORRUPT;
-        return false;
-    }
+    if (load)
+        return true;
     uint8_t *record = cache->channel.arena + block->arena_offset;
     kvt_coding_header(cache, req, block, (struct kvt_record_header *)(void *)record);
     return true;
@@ -150,7 +153,7 @@ static bool begin(struct kvt_cache *cache, int kind, struct kvt_block *block,
 static void await_engines(const struct batch *batch)
 {
     for (size_t i = 0; i < batch->waiting_count; i++)
-        if (kvt_gpu_stage_await(batch->pool->stage->stage, batch->waiting[i]->gpu_event) != 0)
+        if (kvt_gpu_stage_await(batch->code.pool->stage->stage, batch->waiting[i]->gpu_event) != 0)
             batch->waiting[i]->gpu_wait = KVT_WAIT_FAILED;
 }
 
@@ -164,7 +167,7 @@ static void begin_all(struct kvt_lane *lane, struct batch *batch, struct kvt_lan
     kvt_bq_init(ended);
     while ((block = kvt_bq_pop(cache, &batch->blocks)) != NULL) {
         struct kvt_outcome *out = &lane->outcomes[ended->count];
-        if (begin(cache, batch->kind, block, out)) {
+        if (begin(cache, batch, block, out)) {
             lane->items[flight->blocks.count] =
                 (struct kvt_gpu_item){cache->channel.arena + block->arena_offset, block->page};
             kvt_bq_push(cache, &flight->blocks, block);
@@ -184,8 +187,6 @@ static int submit(struct kvt_lane *lane, struct batch *batch, struct kvt_lane_fl
             (uint32_t)(batch->kind == KVT_REQ_LOAD ? settings->gpu_ctas : settings->gpu_store_ctas),
     };
     int rc = 0;
-    if (batch->plan == NULL)
-        return KVT_E_UNSUPPORTED;
     if (flight->blocks.count > 0)
         rc = batch->kind == KVT_REQ_LOAD
                  ? kvt_gpu_restore(batch->plan, lane->items, flight->blocks.count, &order,
@@ -282,11 +283,14 @@ static void start_batch(struct kvt_lane *lane, struct batch *batch)
     pthread_mutex_unlock(&cache->lock);
     flight->job = NULL;
     flight->kind = batch->kind;
+    batch->rc = kvt_lane_plan_of(&batch->code, &batch->plan, &batch->payload_bytes);
     await_engines(batch);
     begin_all(lane, batch, flight, &ended);
     int rc = submit(lane, batch, flight);
     int64_t now = kvt_clock_now(&cache->clock);
     pthread_mutex_lock(&cache->lock);
+    if (batch->rc == KVT_E_DEVICE)
+        count_device_errors(lane, ended.count);
     for (size_t i = 0; (block = kvt_bq_pop(cache, &ended)) != NULL; i++)
         kvt_coding_end(cache, batch->kind, block, &lane->outcomes[i]);
     if (rc != 0) {
@@ -295,7 +299,7 @@ static void start_batch(struct kvt_lane *lane, struct batch *batch)
         end_all(cache, batch->kind, &flight->blocks, rc);
     } else if (flight->job != NULL) {
         cache->counters.gpu_jobs++;
-        lane->stage = batch->pool->stage;
+        lane->stage = batch->code.pool->stage;
         lane->flight_count++;
         uint64_t pace = cache->settings->gpu_pace;
         if (pace != KVT_AUTO)

@@ -1,4 +1,4 @@
-/* Shared by gpu_lane.c and gpu_pool.c. */
+/* Shared by gpu_lane.c, gpu_pool.c and gpu_plans.c. */
 #ifndef KVT_CLIENT_GPU_LANE_IMPL_H
 #define KVT_CLIENT_GPU_LANE_IMPL_H
 
@@ -7,7 +7,7 @@
 
 #define KVT_LANE_FLIGHTS 4u
 #define KVT_LANE_RECORDS_MAX 1024u
-#define KVT_LANE_LEVELS KVT_LEVELS
+#define KVT_LANE_MIXED_MAX 64u /* mixed maps of one pool */
 
 struct kvt_lane_stage { /* shared by pools whose records fit */
     struct kvt_lane_stage *next;
@@ -16,10 +16,34 @@ struct kvt_lane_stage { /* shared by pools whose records fit */
     uint32_t refs;         /* pools */
 };
 
+/* The plan of a mixed map: made by the lane when it meets the first block of it, kept as long as
+ * the pool. */
+struct kvt_lane_mixed {
+    struct kvt_lane_mixed *next;
+    struct kvt_gpu_plan *plan;
+    const struct kvt_shape_group *group;
+    uint32_t payload_bytes;
+    uint8_t table[]; /* what its payloads begin with */
+};
+
 struct kvt_lane_pool {
     struct kvt_lane *lane;
     struct kvt_lane_stage *stage;
-    struct kvt_gpu_plan *plans[KVT_LANE_LEVELS]; /* by level; NULL: the shape has no such records */
+    const struct kvt_pool *pool;
+    /* By group and level; NULL: the group has no such records. */
+    struct kvt_gpu_plan *uniform[KVT_GROUPS_MAX][KVT_LEVELS];
+    struct kvt_lane_mixed *mixed; /* the lane's thread alone */
+    uint32_t mixed_count;
+};
+
+/* What blocks have in common that can go into one job. */
+struct kvt_lane_code {
+    struct kvt_lane_pool *pool;
+    const struct kvt_shape_group *group;
+    const struct kvt_map *map; /* stores: to encode with */
+    const uint8_t *table;      /* loads of mixed records: where theirs begins; else NULL */
+    uint32_t record_bytes;
+    uint8_t group_index, level, map_id;
 };
 
 struct kvt_lane_flight {
@@ -55,5 +79,21 @@ struct kvt_lane {
 };
 
 void *kvt_lane_main(void *lane);
+
+/* gpu_plans.c. Plans of all uniform maps of a pool, on its stage; undone by _free(), also after an
+ * error. Not locked. */
+int kvt_lane_plans_make(struct kvt_lane_pool *own);
+void kvt_lane_plans_free(struct kvt_lane_pool *own);
+/* The largest record that its plans may have. */
+uint32_t kvt_lane_record_max(const struct kvt_shape *shape);
+/* How a READY block is, or will be, coded. */
+struct kvt_lane_code kvt_lane_code_of(struct kvt_cache *cache, int kind,
+                                      const struct kvt_block *block);
+bool kvt_lane_code_same(const struct kvt_lane_code *a, const struct kvt_lane_code *b);
+/* The plan for it, made if need be, and the payload bytes of its records. The lane's thread, not
+ * locked; allocates for a map that is new. 0; KVT_E_CORRUPT not a map of the group (loads);
+ * KVT_E_UNSUPPORTED too many maps; -ENOMEM; KVT_E_DEVICE. */
+int kvt_lane_plan_of(const struct kvt_lane_code *code, struct kvt_gpu_plan **plan,
+                     uint32_t *payload_bytes);
 
 #endif

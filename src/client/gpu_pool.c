@@ -1,4 +1,4 @@
-/* Devices, plans of pools, and the arena's pinning: the slow half of the GPU lanes (gpu_lane.h).
+/* Devices, stages of pools, and the arena's pinning: the slow half of the GPU lanes (gpu_lane.h).
  *
  * cache->gpu_lock makes opening, closing and the lists of lanes and stages one at a time; it is
  * taken before the cache's lock, never after. The arena is pinned (pin.h) through the first device
@@ -155,15 +155,6 @@ void kvt_lanes_close(struct kvt_cache *cache)
 
 /* ---- pools --------------------------------------------------------------------------------- */
 
-static uint32_t largest_record(const struct kvt_shape *shape)
-{
-    uint32_t largest = 0;
-    for (int level = 0; level < KVT_LANE_LEVELS; level++)
-        if (shape->groups[0].uniform[level] != NULL)
-            largest = KVT_MAX(largest, shape->groups[0].uniform[level]->record_bytes);
-    return largest;
-}
-
 static int stage_take(struct kvt_lane *lane, uint32_t record_bytes, struct kvt_lane_stage **out)
 {
     const struct kvt_settings *settings = lane->cache->settings;
@@ -210,37 +201,26 @@ static void stage_drop(struct kvt_lane *lane, struct kvt_lane_stage *stage)
     free(stage);
 }
 
-static void plans_free(struct kvt_lane_pool *own)
+static void own_free(struct kvt_lane_pool *own)
 {
-    for (size_t i = 0; i < KVT_LANE_LEVELS; i++)
-        kvt_gpu_plan_free(own->plans[i]);
+    kvt_lane_plans_free(own);
     if (own->stage != NULL)
         stage_drop(own->lane, own->stage);
     free(own);
 }
 
-static int plans_make(struct kvt_lane *lane, const struct kvt_pool *pool,
-                      struct kvt_lane_pool **out)
+static int own_make(struct kvt_lane *lane, const struct kvt_pool *pool, struct kvt_lane_pool **out)
 {
-    const struct kvt_shape *shape = pool->shape;
-    const struct kvt_cache *cache = lane->cache;
-    if (shape->group_count > 1 || cache->settings->exclude_count > 0) {
-        /* Plans are of one group and one level; layers that the user wants exact would not be. */
-        kvt_log(&cache->log, KVT_LOG_WARN, "pools in GPU memory do not take %s yet",
-                shape->group_count > 1 ? "layouts of several groups" : "exclude_layers");
-        return KVT_E_UNSUPPORTED;
-    }
     struct kvt_lane_pool *own = calloc(1, sizeof(*own));
     if (own == NULL)
         return -ENOMEM;
     own->lane = lane;
-    int rc = stage_take(lane, largest_record(shape), &own->stage);
-    for (int level = 0; level < KVT_LANE_LEVELS && rc == 0; level++)
-        if (shape->groups[0].uniform[level] != NULL)
-            rc = kvt_gpu_plan_on(own->stage->stage, &shape->layout, shape->groups[0].group, level,
-                                 &pool->desc, &own->plans[level]);
+    own->pool = pool;
+    int rc = stage_take(lane, kvt_lane_record_max(pool->shape), &own->stage);
+    if (rc == 0)
+        rc = kvt_lane_plans_make(own);
     if (rc != 0) {
-        plans_free(own);
+        own_free(own);
         return rc;
     }
     *out = own;
@@ -256,7 +236,7 @@ static int pool_prepare(struct kvt_cache *cache, struct kvt_pool *pool, char *re
     int rc = lane != NULL ? 0 : lane_open(cache, device, &lane, reason, len);
     if (rc != 0)
         return rc;
-    rc = plans_make(lane, pool, &pool->gpu);
+    rc = own_make(lane, pool, &pool->gpu);
     if (rc == KVT_E_DEVICE && kvt_gpu_offline(lane->gpu))
         (void)snprintf(reason, len, "CUDA device %d is lost (%s)", device,
                        kvt_gpu_offline_reason(lane->gpu));
@@ -302,7 +282,7 @@ void kvt_lane_pool_free(struct kvt_pool *pool)
     if (pool->gpu == NULL)
         return;
     pthread_mutex_lock(&pool->cache->gpu_lock);
-    plans_free(pool->gpu);
+    own_free(pool->gpu);
     pthread_mutex_unlock(&pool->cache->gpu_lock);
     pool->gpu = NULL;
 }

@@ -230,17 +230,46 @@ void kvt_map_bounds(const struct kvt_shape_group *shape, const struct kvt_settin
 
 /* ---- payloads ------------------------------------------------------------------------------ */
 
+uint32_t kvt_map_table_bytes(const struct kvt_shape_group *shape)
+{
+    return table_bytes(shape->entries);
+}
+
+void kvt_map_table(const struct kvt_map *map, const struct kvt_shape_group *shape, uint8_t *out)
+{
+    struct kvt_record_map head = {.entries = shape->entries, .coded_bytes = map->coded_bytes};
+    memset(out, 0, map->table_bytes);
+    memcpy(out, &head, sizeof(head));
+    memcpy(out + sizeof(head), map->levels, packed_bytes(shape->entries));
+}
+
+int kvt_map_read(const struct kvt_shape_group *shape, uint8_t map_id, const uint8_t *payload,
+                 uint32_t payload_bytes, struct kvt_map_view *out)
+{
+    struct kvt_record_map head;
+    uint32_t table = table_bytes(shape->entries);
+    int lowest;
+    if (payload_bytes < table)
+        return KVT_E_CORRUPT;
+    memcpy(&head, payload, sizeof(head));
+    *out = (struct kvt_map_view){payload + sizeof(head), table, head.coded_bytes};
+    if (head.entries != shape->entries || head.zero != 0 ||
+        head.coded_bytes > payload_bytes - table || head.coded_bytes == 0 ||
+        kvt_map_payload_bytes(shape->layout, shape->group, out->levels, &lowest) !=
+            head.coded_bytes ||
+        lowest != kvt_map_id_level(map_id))
+        return KVT_E_CORRUPT;
+    return 0;
+}
+
 int kvt_map_encode(const struct kvt_map *map, const struct kvt_shape_group *shape,
                    const struct kvt_pool_desc *pool, uint32_t page, uint8_t *payload, int guard)
 {
     if (map->table_bytes == 0)
         return kvt_encode_block(shape->layout, shape->group, map->level, pool, page, payload,
                                 map->payload_bytes, guard, NULL);
-    struct kvt_record_map head = {.entries = shape->entries, .coded_bytes = map->coded_bytes};
-    uint32_t packed = packed_bytes(shape->entries), used = map->table_bytes + map->coded_bytes;
-    memset(payload, 0, map->table_bytes);
-    memcpy(payload, &head, sizeof(head));
-    memcpy(payload + sizeof(head), map->levels, packed);
+    uint32_t used = map->table_bytes + map->coded_bytes;
+    kvt_map_table(map, shape, payload);
     memset(payload + used, 0, map->payload_bytes - used);
     return kvt_encode_map(shape->layout, shape->group, map->levels, pool, page,
                           payload + map->table_bytes, map->coded_bytes, guard, NULL);
@@ -249,7 +278,7 @@ int kvt_map_encode(const struct kvt_map *map, const struct kvt_shape_group *shap
 int kvt_map_decode(const struct kvt_shape_group *shape, uint8_t map_id, const uint8_t *payload,
                    uint32_t payload_bytes, const struct kvt_pool_desc *pool, uint32_t page)
 {
-    int level = kvt_map_id_level(map_id), lowest;
+    int level = kvt_map_id_level(map_id);
     if (map_id < KVT_MAP_MIXED_FIRST) {
         const struct kvt_map *map = level != 0 ? shape->uniform[level] : NULL;
         if (map == NULL || map->payload_bytes != payload_bytes)
@@ -257,17 +286,10 @@ int kvt_map_decode(const struct kvt_shape_group *shape, uint8_t map_id, const ui
         return kvt_decode_block(shape->layout, shape->group, map->level, payload, payload_bytes,
                                 pool, page);
     }
-    struct kvt_record_map head;
-    uint32_t table = table_bytes(shape->entries);
-    if (payload_bytes < table)
-        return KVT_E_CORRUPT;
-    memcpy(&head, payload, sizeof(head));
-    const uint8_t *levels = payload + sizeof(head);
-    if (head.entries != shape->entries || head.zero != 0 ||
-        head.coded_bytes > payload_bytes - table || head.coded_bytes == 0 ||
-        kvt_map_payload_bytes(shape->layout, shape->group, levels, &lowest) != head.coded_bytes ||
-        lowest != level)
-        return KVT_E_CORRUPT;
-    return kvt_decode_map(shape->layout, shape->group, levels, payload + table, head.coded_bytes,
-                          pool, page);
+    struct kvt_map_view view;
+    int rc = kvt_map_read(shape, map_id, payload, payload_bytes, &view);
+    if (rc != 0)
+        return rc;
+    return kvt_decode_map(shape->layout, shape->group, view.levels, payload + view.table_bytes,
+                          view.coded_bytes, pool, page);
 }

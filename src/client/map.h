@@ -73,6 +73,22 @@ void kvt_map_bounds(const struct kvt_shape_group *shape, const struct kvt_settin
 int kvt_map_encode(const struct kvt_map *map, const struct kvt_shape_group *shape,
                    const struct kvt_pool_desc *pool, uint32_t page, uint8_t *payload, int guard);
 
+/* What a mixed record says of itself. */
+struct kvt_map_view {
+    const uint8_t *levels; /* packed, in the payload */
+    uint32_t table_bytes;
+    uint32_t coded_bytes; /* of the heads, right behind the table */
+};
+
+/* Bytes before the heads in a mixed payload of the group. */
+uint32_t kvt_map_table_bytes(const struct kvt_shape_group *shape);
+/* The table that the payloads of a mixed map begin with; out: map->table_bytes. */
+void kvt_map_table(const struct kvt_map *map, const struct kvt_shape_group *shape, uint8_t *out);
+/* Read the table of a payload with that map id (mixed). 0; KVT_E_CORRUPT it is not a payload of
+ * this group and id. */
+int kvt_map_read(const struct kvt_shape_group *shape, uint8_t map_id, const uint8_t *payload,
+                 uint32_t payload_bytes, struct kvt_map_view *out);
+
 /* Decode the payload of a record with that map id. 0; KVT_E_CORRUPT it is not a payload of this
  * group and id: no page was touched; KVT_E_INVAL. */
 int kvt_map_decode(const struct kvt_shape_group *shape, uint8_t map_id, const uint8_t *payload,

@@ -31,9 +31,8 @@ uint8_t kvt_ns_group_index(const struct kvt_ns *ns, uint16_t group)
 const struct kvt_map *kvt_ns_map(const struct kvt_req *req, int level, bool lossy)
 {
     const struct kvt_shape_group *shape = kvt_req_group(req);
-    /* A lossy page gains nothing from better levels here and there, and must not look exact. The
-     * kernels of GPUs know uniform maps only. */
-    if (lossy || req->pool->gpu != NULL)
+    /* A lossy page gains nothing from better levels here and there, and must not look exact. */
+    if (lossy)
         return shape->uniform[level];
     const struct kvt_map_set *set =
         atomic_load_explicit(&req->ns->groups[req->group].maps, memory_order_acquire);

@@ -2,7 +2,7 @@
  *
  *   kvt_gpu        one device: driver, shared primary context, kernels, pinned host memory
  *   kvt_gpu_stage  streams, staging memory and jobs, all allocated at creation
- *   kvt_gpu_plan   one (layout, group, level, pool): tables; plans share a stage, or have their own
+ *   kvt_gpu_plan   one (layout, group, map, pool): tables; plans share a stage, or have their own
  *   kvt_gpu_job    one batch of blocks in flight: asynchronous, ends with an event
  *
  * Records are whole records of format/record.h: header, payload, padding. The bytes are those of
@@ -97,14 +97,24 @@ KVT_GPU_RESULT int kvt_gpu_stage_await(struct kvt_gpu_stage *stage, void *event)
 
 /* ---- plan ---- */
 
-/* Prepare a pool for one group and level. pool: device addresses; layout and pool are copied.
+/* How the heads of a group are coded. All is copied. */
+struct kvt_gpu_map {
+    int level;              /* of all heads; not read when levels is set */
+    const uint8_t *levels;  /* of each (part, head), packed as for kvt_map_get(); NULL: uniform */
+    const void *lead;       /* first bytes of every payload, before the heads (levels set) */
+    uint32_t lead_bytes;    /* a multiple of 16 */
+    uint32_t payload_bytes; /* with levels: lead, heads, and zeros; else it follows */
+};
+
+/* Prepare a pool for one group and map. pool: device addresses; layout and pool are copied.
  * 0; KVT_E_VERSION, KVT_E_INVAL, KVT_E_LAYOUT, KVT_E_LIMIT from the checks of layout and pool;
  * KVT_E_INVAL pool memory is not of this device; KVT_E_LIMIT the record does not fit the stage;
  * -ENOMEM; KVT_E_DEVICE. Blocks. */
 KVT_GPU_RESULT int kvt_gpu_plan_on(struct kvt_gpu_stage *stage, const struct kvt_layout *layout,
-                                   uint16_t group, int level, const struct kvt_pool_desc *pool,
-                                   struct kvt_gpu_plan **out);
-/* The same with a stage of its own. opts: NULL for defaults; record_bytes is filled in. */
+                                   uint16_t group, const struct kvt_gpu_map *map,
+                                   const struct kvt_pool_desc *pool, struct kvt_gpu_plan **out);
+/* The same for a uniform map, with a stage of its own. opts: NULL for defaults; record_bytes is
+ * filled in. */
 KVT_GPU_RESULT int kvt_gpu_plan_new(struct kvt_gpu *gpu, const struct kvt_layout *layout,
                                     uint16_t group, int level, const struct kvt_pool_desc *pool,
                                     const struct kvt_gpu_stage_opts *opts,

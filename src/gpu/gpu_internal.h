@@ -134,15 +134,22 @@ struct kvt_gpu_span { /* consecutive parts of the table */
     uint32_t units_per_part; /* 0: they differ */
 };
 
+struct kvt_gpu_spans { /* what the launches over (some parts of) a record cover */
+    struct kvt_gpu_span gather[KVT_GPU_CLASSES]; /* the lead of a mixed payload is a raw one */
+    struct kvt_gpu_span coded, scatter;
+    uint32_t end_unit;
+};
+
 struct kvt_gpu_plan {
     struct kvt_gpu *gpu;
     struct kvt_gpu_stage *stage;
     int own_stage;
     uint32_t block_count;
-    uint32_t payload_bytes, record_bytes, pages;
+    uint32_t used_bytes; /* header and what is coded; the rest of a record is zero */
+    uint32_t record_bytes, pages;
     uint32_t wave;    /* records of one launch */
-    kvt_cu_ptr parts; /* struct kvt_gpu_part[] */
-    struct kvt_gpu_span classes[KVT_GPU_CLASSES], coded;
+    kvt_cu_ptr parts; /* struct kvt_gpu_part[], and the lead behind them */
+    struct kvt_gpu_spans spans;
 };
 
 /* ---- a job's waves ---- */
@@ -163,10 +170,18 @@ static inline kvt_cu_ptr kvt_gpu_staging_of(const struct kvt_gpu_batch *batch, u
 /* Queue the copies between slots and staging on the move stream (job_copy.c). */
 KVT_GPU_RESULT int kvt_gpu_run_copies(const struct kvt_gpu_batch *batch);
 
-/* Table of parts for a group (plan_table.c). parts: room for layout->part_count. Fills classes and
- * coded. Returns the number of parts. Pure. */
-uint32_t kvt_gpu_table(const struct kvt_layout *layout, uint16_t group, int level,
-                       const struct kvt_pool_desc *pool, struct kvt_gpu_part *parts,
-                       struct kvt_gpu_span classes[KVT_GPU_CLASSES], struct kvt_gpu_span *coded);
+struct kvt_gpu_source { /* of a table */
+    const struct kvt_layout *layout;
+    const struct kvt_gpu_map *map;
+    const struct kvt_pool_desc *pool;
+    kvt_cu_ptr lead;                 /* where the map's lead lies on the device */
+    uint32_t first_part, part_count; /* of the layout; entries of other parts are left out */
+    uint16_t group;
+};
+
+/* Entries of a group's table (plan_table.c), written from parts[first_entry] on, with units counted
+ * from first_unit. parts: NULL to count them only. Returns how many. Pure. */
+uint32_t kvt_gpu_table(const struct kvt_gpu_source *source, struct kvt_gpu_part *parts,
+                       uint32_t first_entry, uint32_t first_unit, struct kvt_gpu_spans *spans);
 
 #endif

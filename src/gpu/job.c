@@ -88,7 +88,7 @@ static int run_paging(const struct kvt_gpu_batch *batch, int make, int from_slot
         .results = job->results_device + batch->first * sizeof(struct kvt_gpu_result),
         .records = batch->count,
         .pages = plan->pages,
-        .used_bytes = KVT_GPU_HEADER_BYTES + plan->payload_bytes,
+        .used_bytes = plan->used_bytes,
         .make = (uint32_t)make,
     };
     for (uint32_t i = 0; i < batch->count; i++) {
@@ -146,9 +146,9 @@ static int restore_wave(const struct kvt_gpu_batch *batch)
     if (status == 0)
         status = await(gpu, stage->code_stream, wave->ready);
     if (status == 0)
-        status = run_coding(batch, KVT_GPU_DECODE, &plan->coded, 0);
+        status = run_coding(batch, KVT_GPU_DECODE, &plan->spans.coded, 0);
     if (status == 0)
-        status = run_coding(batch, KVT_GPU_RAW_SCATTER, &plan->classes[KVT_GPU_CLASS_RAW], 0);
+        status = run_coding(batch, KVT_GPU_RAW_SCATTER, &plan->spans.scatter, 0);
     if (status == 0)
         status = await(gpu, stage->code_stream, wave->checked);
     return status == 0 ? record(gpu, wave->empty, stage->code_stream) : status;
@@ -165,7 +165,7 @@ static int encode_classes(const struct kvt_gpu_batch *batch, int guard)
     struct kvt_gpu_plan *plan = batch->job->plan;
     int status = 0;
     for (int i = 0; i < KVT_GPU_CLASSES && status == 0; i++)
-        status = run_coding(batch, kernels[i], &plan->classes[i], guard);
+        status = run_coding(batch, kernels[i], &plan->spans.gather[i], guard);
     return status;
 }
 

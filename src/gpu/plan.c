@@ -1,4 +1,4 @@
-/* Plans: checks and tables of one (layout, group, level, pool). See gpu.h.
+/* Plans: checks and tables of one (layout, group, map, pool). See gpu.h.
  *
  * A plan is immutable; its table lies in device memory of its own. Threads: any.
  */
@@ -17,15 +17,17 @@ uint32_t kvt_gpu_plan_record_bytes(const struct kvt_gpu_plan *plan)
 }
 
 /* Every part of the group lies in memory of our device. */
-static int check_pool_memory(struct kvt_gpu *gpu, const struct kvt_gpu_part *parts, uint32_t count)
+static int check_pool_memory(struct kvt_gpu *gpu, const struct kvt_gpu_source *source)
 {
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < source->layout->part_count; i++) {
         int ordinal = -1;
         unsigned type = 0;
-        if (gpu->cuda.pointer_attribute(&type, KVT_CU_POINTER_MEMORY_TYPE, parts[i].base) !=
-                KVT_CU_OK ||
+        kvt_cu_ptr base = (uintptr_t)source->pool->places[i].base;
+        if (source->layout->parts[i].group != source->group)
+            continue;
+        if (gpu->cuda.pointer_attribute(&type, KVT_CU_POINTER_MEMORY_TYPE, base) != KVT_CU_OK ||
             type != KVT_CU_MEMORY_TYPE_DEVICE ||
-            gpu->cuda.pointer_attribute(&ordinal, KVT_CU_POINTER_DEVICE_ORDINAL, parts[i].base) !=
+            gpu->cuda.pointer_attribute(&ordinal, KVT_CU_POINTER_DEVICE_ORDINAL, base) !=
                 KVT_CU_OK ||
             ordinal != gpu->ordinal)
             return KVT_E_INVAL;
@@ -33,76 +35,104 @@ static int check_pool_memory(struct kvt_gpu *gpu, const struct kvt_gpu_part *par
     return 0;
 }
 
-/* The table goes there by a stream of its own, which is waited for: nothing else is disturbed. */
-static int upload(struct kvt_gpu_plan *plan, const struct kvt_gpu_part *parts, uint32_t count)
+/* Table and lead go there by a stream of their own, which is waited for: nothing else is
+ * disturbed. The bytes are borrowed until then. */
+static int upload(struct kvt_gpu_plan *plan, const void *bytes, size_t count)
 {
     struct kvt_gpu *gpu = plan->gpu;
     kvt_cu_stream stream;
-    kvt_cu_result result = gpu->cuda.memory_alloc(&plan->parts, count * sizeof(*parts));
-    if (result != KVT_CU_OK) {
-        plan->parts = 0;
-        return kvt_gpu_check(gpu, result);
-    }
-    result = gpu->cuda.stream_create(&stream, KVT_CU_STREAM_NON_BLOCKING, gpu->least_priority);
+    kvt_cu_result result =
+        gpu->cuda.stream_create(&stream, KVT_CU_STREAM_NON_BLOCKING, gpu->least_priority);
     if (result != KVT_CU_OK)
         return kvt_gpu_check(gpu, result);
-    result = gpu->cuda.copy_to_device_async(plan->parts, parts, count * sizeof(*parts), stream);
-    kvt_cu_result end = gpu->cuda.stream_sync(stream); /* parts is borrowed until here */
+    result = gpu->cuda.copy_to_device_async(plan->parts, bytes, count, stream);
+    kvt_cu_result end = gpu->cuda.stream_sync(stream);
     (void)gpu->cuda.stream_destroy(stream);
     return kvt_gpu_check(gpu, result != KVT_CU_OK ? result : end);
 }
 
-static int build(struct kvt_gpu_plan *plan, const struct kvt_layout *layout, uint16_t group,
-                 int level, const struct kvt_pool_desc *pool)
+static int allocate(struct kvt_gpu_plan *plan, size_t bytes)
 {
-    struct kvt_gpu_part *parts = calloc(layout->part_count, sizeof(*parts));
-    if (parts == NULL)
+    kvt_cu_result result = plan->gpu->cuda.memory_alloc(&plan->parts, bytes);
+    if (result != KVT_CU_OK)
+        plan->parts = 0;
+    return kvt_gpu_check(plan->gpu, result);
+}
+
+/* The image of the device's memory: entries, then the lead. Our context is current. */
+static int build(struct kvt_gpu_plan *plan, struct kvt_gpu_source *source)
+{
+    const struct kvt_gpu_map *map = source->map;
+    size_t count = kvt_gpu_table(source, NULL, 0, 0, &plan->spans);
+    size_t entries = (size_t)kvt_round_up(count * sizeof(struct kvt_gpu_part), 256);
+    size_t bytes = entries + map->lead_bytes;
+    uint8_t *image = calloc(1, bytes);
+    if (image == NULL)
         return -ENOMEM;
-    uint32_t count = kvt_gpu_table(layout, group, level, pool, parts, plan->classes, &plan->coded);
-    int status = kvt_gpu_enter(plan->gpu);
+    int status = check_pool_memory(plan->gpu, source);
+    if (status == 0)
+        status = allocate(plan, bytes);
     if (status == 0) {
-        status = check_pool_memory(plan->gpu, parts, count);
-        if (status == 0)
-            status = upload(plan, parts, count);
-        kvt_gpu_leave(plan->gpu);
+        source->lead = plan->parts + entries;
+        (void)kvt_gpu_table(source, (struct kvt_gpu_part *)(void *)image, 0, 0, &plan->spans);
+        if (map->lead_bytes > 0)
+            memcpy(image + entries, map->lead, map->lead_bytes);
+        status = upload(plan, image, bytes);
     }
-    free(parts);
+    free(image);
     return status;
 }
 
-/* What can be refused without the device. */
-static int check(const struct kvt_gpu *gpu, const struct kvt_layout *layout, uint16_t group,
-                 int level, const struct kvt_pool_desc *pool)
+/* What can be refused without the device. *used: of a payload, the rest is zero; *payload: all. */
+static int check(const struct kvt_gpu *gpu, const struct kvt_gpu_source *source, size_t *used,
+                 size_t *payload)
 {
-    int status = kvt_layout_check(layout);
+    const struct kvt_gpu_map *map = source->map;
+    int status = kvt_layout_check(source->layout);
     if (status == 0)
-        status = kvt_pool_check(layout, pool);
+        status = kvt_pool_check(source->layout, source->pool);
     if (status != 0)
         return status;
-    size_t payload = kvt_payload_bytes(layout, group, level);
-    return payload == 0 || kvt_record_bytes(payload) == 0 || pool->device != gpu->ordinal
-               ? KVT_E_INVAL
-               : 0;
+    size_t coded = map->levels != NULL
+                       ? kvt_map_payload_bytes(source->layout, source->group, map->levels, NULL)
+                       : kvt_payload_bytes(source->layout, source->group, map->level);
+    *used = coded + map->lead_bytes;
+    *payload = map->levels != NULL ? map->payload_bytes : coded;
+    if (coded == 0 || *used > *payload || map->lead_bytes % 16 != 0 ||
+        (map->levels == NULL && map->lead_bytes > 0))
+        return KVT_E_INVAL;
+    return kvt_record_bytes(*payload) == 0 || source->pool->device != gpu->ordinal ? KVT_E_INVAL
+                                                                                   : 0;
 }
 
 int kvt_gpu_plan_on(struct kvt_gpu_stage *stage, const struct kvt_layout *layout, uint16_t group,
-                    int level, const struct kvt_pool_desc *pool, struct kvt_gpu_plan **out)
+                    const struct kvt_gpu_map *map, const struct kvt_pool_desc *pool,
+                    struct kvt_gpu_plan **out)
 {
-    int status = check(stage->gpu, layout, group, level, pool);
+    struct kvt_gpu_source source = {.layout = layout,
+                                    .map = map,
+                                    .pool = pool,
+                                    .group = group,
+                                    .part_count = layout->part_count};
+    size_t used, payload;
+    int status = check(stage->gpu, &source, &used, &payload);
     if (status != 0)
         return status;
     struct kvt_gpu_plan *plan = calloc(1, sizeof(*plan));
     if (plan == NULL)
         return -ENOMEM;
-    size_t payload = kvt_payload_bytes(layout, group, level);
     plan->gpu = stage->gpu;
     plan->stage = stage;
     plan->block_count = pool->block_count;
-    plan->payload_bytes = (uint32_t)payload;
+    plan->used_bytes = KVT_GPU_HEADER_BYTES + (uint32_t)used;
     plan->record_bytes = kvt_record_bytes(payload);
     plan->pages = plan->record_bytes / KVT_PAGE_BYTES;
     plan->wave = KVT_MIN(stage->pages / plan->pages, stage->opts.wave);
-    status = plan->wave == 0 ? KVT_E_LIMIT : build(plan, layout, group, level, pool);
+    status = plan->wave == 0 ? KVT_E_LIMIT : kvt_gpu_enter(plan->gpu);
+    if (status == 0) {
+        status = build(plan, &source);
+        kvt_gpu_leave(plan->gpu);
+    }
     if (status != 0) {
         kvt_gpu_plan_free(plan);
         return status;
@@ -115,18 +145,21 @@ int kvt_gpu_plan_new(struct kvt_gpu *gpu, const struct kvt_layout *layout, uint1
                      int level, const struct kvt_pool_desc *pool,
                      const struct kvt_gpu_stage_opts *opts, struct kvt_gpu_plan **out)
 {
+    struct kvt_gpu_map map = {.level = level};
+    struct kvt_gpu_source source = {.layout = layout, .map = &map, .pool = pool, .group = group};
     struct kvt_gpu_stage_opts own = {0};
     struct kvt_gpu_stage *stage;
-    int status = check(gpu, layout, group, level, pool);
+    size_t used, payload;
+    int status = check(gpu, &source, &used, &payload);
     if (status != 0)
         return status;
     if (opts != NULL)
         own = *opts;
-    own.record_bytes = kvt_record_bytes(kvt_payload_bytes(layout, group, level));
+    own.record_bytes = kvt_record_bytes(payload);
     status = kvt_gpu_stage_new(gpu, &own, &stage);
     if (status != 0)
         return status;
-    status = kvt_gpu_plan_on(stage, layout, group, level, pool, out);
+    status = kvt_gpu_plan_on(stage, layout, group, &map, pool, out);
     if (status == 0)
         (*out)->own_stage = 1;
     else

@@ -38,6 +38,9 @@ struct shape {
     uint32_t blocks;
     uint16_t group;
     int level, guard, values;
+    int mixed; /* a level for each head, behind a lead */
+    uint8_t levels[PARTS_MAX * 8], lead[64];
+    uint32_t lead_bytes;
     int reverse; /* records stand in memory against the order of the items */
     enum kvt_gpu_path path;
     size_t record_bytes, payload_bytes, pool_bytes;
@@ -186,6 +189,55 @@ static int random_shape(struct kvt_rng *rng, struct identity *id, struct shape *
     return s->record_bytes * s->blocks <= SLOT_BYTES ? 0 : -1;
 }
 
+/* One case of three has a mixed map; its numbers come from a generator of their own, so that the
+ * other cases stay what they were. */
+static int random_map(uint64_t seed, struct shape *s)
+{
+    struct kvt_rng rng = {.state = ~seed};
+    uint32_t entry = 0;
+    s->mixed = seed % 3 == 1;
+    if (!s->mixed)
+        return 0;
+    for (uint32_t i = 0; i < s->layout.part_count; i++)
+        for (uint32_t head = 0; s->parts[i].group == s->group && head < s->parts[i].heads; head++) {
+            int before = head > 0 ? kvt_map_get(s->levels, entry - 1) : 0;
+            int level = before != 0 && pick(&rng, 3) ? before : 1 + (int)pick(&rng, 6);
+            kvt_map_set(s->levels, entry++, kvt_level_for_part(level, &s->parts[i]));
+        }
+    s->lead_bytes = 16 * (1 + pick(&rng, 4));
+    for (uint32_t i = 0; i < s->lead_bytes; i++)
+        s->lead[i] = (uint8_t)kvt_rng_next(&rng);
+    size_t coded = kvt_map_payload_bytes(&s->layout, s->group, s->levels, NULL);
+    s->payload_bytes = s->lead_bytes + coded + 16 * pick(&rng, 300);
+    s->record_bytes = kvt_record_bytes(s->payload_bytes);
+    return s->record_bytes * s->blocks <= SLOT_BYTES ? 0 : -1;
+}
+
+static size_t coded_bytes(const struct shape *s)
+{
+    return s->mixed ? kvt_map_payload_bytes(&s->layout, s->group, s->levels, NULL)
+                    : s->payload_bytes;
+}
+
+static int scalar_encode(const struct shape *s, uint32_t block, uint8_t *payload)
+{
+    if (!s->mixed)
+        return kvt_encode_block_by(&kvt_codec_scalar, &s->layout, s->group, s->level, &s->host_pool,
+                                   block, payload, s->payload_bytes, s->guard, NULL);
+    memcpy(payload, s->lead, s->lead_bytes);
+    return kvt_encode_map(&s->layout, s->group, s->levels, &s->host_pool, block,
+                          payload + s->lead_bytes, coded_bytes(s), s->guard, NULL);
+}
+
+static int scalar_decode(const struct shape *s, uint32_t block, const uint8_t *payload)
+{
+    if (!s->mixed)
+        return kvt_decode_block_by(&kvt_codec_scalar, &s->layout, s->group, s->level, payload,
+                                   s->payload_bytes, &s->host_pool, block);
+    return kvt_decode_map(&s->layout, s->group, s->levels, payload + s->lead_bytes, coded_bytes(s),
+                          &s->host_pool, block);
+}
+
 /* ---- random numbers ---- */
 
 static float gauss(struct kvt_rng *rng)
@@ -270,9 +322,9 @@ static void random_bytes(struct kvt_rng *rng, uint8_t *at, size_t bytes)
 
 static void describe(const struct shape *s, char *text, size_t len)
 {
-    int used =
-        snprintf(text, len, " [level %d guard %d values %d path %d tokens %u blocks %u:", s->level,
-                 s->guard, s->values, (int)s->path, s->layout.block_tokens, s->blocks);
+    int used = snprintf(text, len, " [%s %d guard %d values %d path %d tokens %u blocks %u:",
+                        s->mixed ? "mixed, not level" : "level", s->level, s->guard, s->values,
+                        (int)s->path, s->layout.block_tokens, s->blocks);
     for (uint32_t i = 0; i < s->layout.part_count && used > 0 && (size_t)used < len; i++)
         used +=
             snprintf(text + used, len - (size_t)used, " %u/%u %ux%u g%u", s->parts[i].kind,
@@ -313,9 +365,7 @@ static int want_record(struct identity *id, const struct shape *s, uint32_t bloc
     struct kvt_record_header *want = (struct kvt_record_header *)(void *)id->want;
     memset(id->want, 0, s->record_bytes);
     memcpy(id->want, header, sizeof(*want));
-    int status =
-        kvt_encode_block_by(&kvt_codec_scalar, &s->layout, s->group, s->level, &s->host_pool, block,
-                            id->want + sizeof(*want), s->payload_bytes, s->guard, NULL);
+    int status = scalar_encode(s, block, id->want + sizeof(*want));
     if (status == 0)
         want->checksum = kvt_record_checksum(id->want, (uint32_t)s->record_bytes);
     return status;
@@ -432,9 +482,7 @@ static int restore(struct identity *id, const struct shape *s, struct kvt_gpu_pl
         int status = kvt_gpu_job_result(job, i, NULL);
         if (status != (i == broken ? KVT_E_CORRUPT : 0))
             FAIL("restore of record %u: status %d", i, status);
-        if (kvt_decode_block_by(&kvt_codec_scalar, &s->layout, s->group, s->level,
-                                (uint8_t *)items[i].record + 128, s->payload_bytes, &s->host_pool,
-                                items[i].block) != 0)
+        if (scalar_decode(s, items[i].block, (uint8_t *)items[i].record + 128) != 0)
             FAIL("scalar decode refused");
     }
     kvt_gpu_job_free(job);
@@ -447,13 +495,32 @@ static int restore(struct identity *id, const struct shape *s, struct kvt_gpu_pl
     return 0;
 }
 
+static int make_plan(struct identity *id, const struct shape *s, struct kvt_gpu_stage_opts *opts,
+                     struct kvt_gpu_stage **stage, struct kvt_gpu_plan **plan)
+{
+    struct kvt_gpu_map map = {.levels = s->levels,
+                              .lead = s->lead,
+                              .lead_bytes = s->lead_bytes,
+                              .payload_bytes = (uint32_t)s->payload_bytes};
+    *stage = NULL;
+    if (!s->mixed)
+        return kvt_gpu_plan_new(id->gpu, &s->layout, s->group, s->level, &s->device_pool, opts,
+                                plan);
+    opts->record_bytes = (uint32_t)s->record_bytes;
+    int rc = kvt_gpu_stage_new(id->gpu, opts, stage);
+    if (rc == 0)
+        rc = kvt_gpu_plan_on(*stage, &s->layout, s->group, &map, &s->device_pool, plan);
+    return rc;
+}
+
 int identity_case(struct identity *id, uint64_t seed, struct identity_counts *counts, char *message,
                   size_t len)
 {
     struct kvt_rng rng = {.state = seed};
     struct shape shape, *s = &shape;
+    struct kvt_gpu_stage *stage;
     struct kvt_gpu_plan *plan;
-    while (random_shape(&rng, id, s) != 0) {
+    while (random_shape(&rng, id, s) != 0 || random_map(seed, s) != 0) {
     }
     struct kvt_gpu_stage_opts opts = {.ctas = 2 + pick(&rng, 31),
                                       .wave = 1 + pick(&rng, 3),
@@ -463,15 +530,15 @@ int identity_case(struct identity *id, uint64_t seed, struct identity_counts *co
     fill_pool(&rng, s, id);
     if (move_pool(id, s, 1) != 0)
         FAIL("upload failed");
-    int rc =
-        kvt_gpu_plan_new(id->gpu, &s->layout, s->group, s->level, &s->device_pool, &opts, &plan);
+    int rc = make_plan(id, s, &opts, &stage, &plan);
     if (rc != 0)
         FAIL("plan refused: %d", rc);
     counts->cases++;
-    counts->levels[s->level]++;
+    counts->levels[s->mixed ? 0 : s->level]++;
     rc = evict(id, s, plan, &rng, counts, message, len);
     if (rc == 0)
         rc = restore(id, s, plan, &rng, counts, message, len);
     kvt_gpu_plan_free(plan);
+    kvt_gpu_stage_free(stage);
     return rc;
 }

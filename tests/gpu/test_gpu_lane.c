@@ -313,17 +313,6 @@ static void test_refused_pools(void **state)
     assert_nothing_left();
 }
 
-/* Layers that must be exact would be coded: refused before a page moves. */
-static void test_excluded_layers_refuse_the_pool(void **state)
-{
-    struct api api;
-    (void)state;
-    start(&api, &small, "dram=16MiB,threads=1,exclude_layers=0", false);
-    assert_int_equal(api_try_register(&api), KVT_E_UNSUPPORTED);
-    api_free(&api);
-    assert_nothing_left();
-}
-
 static void test_no_driver(void **state)
 {
     struct api api;
@@ -632,7 +621,6 @@ int main(void)
         cmocka_unit_test_setup(test_pinned, reset),
         cmocka_unit_test_setup(test_c37_pinning_fails, reset),
         cmocka_unit_test_setup(test_refused_pools, reset),
-        cmocka_unit_test_setup(test_excluded_layers_refuse_the_pool, reset),
         cmocka_unit_test_setup(test_no_driver, reset),
         cmocka_unit_test_setup(test_device_lost, reset),
         cmocka_unit_test_setup(test_passing_failures, reset),
