@@ -10,6 +10,12 @@ a run that was never interrupted, and the time to the first token with that of c
     LD_LIBRARY_PATH=build python3 torch_gpu.py                      # 8B geometry, random weights
     python3 torch_gpu.py --model PATH --tokens 2048                 # a real model
 
+At level raw the bytes of the tensors after a load are compared too, all of them.
+Attention is PyTorch's flash kernel over the filled part of the cache, K and V as they are (GQA), as
+engines run it; --attention sdpa takes the way that transformers goes by itself, which copies K and V
+for every query head and makes a mask as long as the cache. With sdpa, tokens generated twice from the
+same cache differ on some GPUs (seen on an H200 with PyTorch 2.11, without any load): compare bytes.
+
 Needs: PyTorch with CUDA, transformers, libkvtier.so with GPU kernels. Prints JSON on the last line.
 Not done here: paged attention. The pool's pages are slices of 16 tokens of the contiguous cache.
 """
@@ -23,6 +29,7 @@ import sys
 import time
 
 BLOCK = 16
+FEW = 64  # new tokens
 KVT_PART_K, KVT_PART_V, KVT_DTYPE_BF16 = 1, 2, 1
 WAIT_FOR_STREAM = 1
 
@@ -197,16 +204,49 @@ class Kvtier:
         self.lib.kvt_close(self.cache)
 
 
+class Filled:
+    """Tokens that the cache holds once the present step has written its own."""
+    tokens = 1 << 62
+
+
+def flash(module, query, key, value, attention_mask, scaling=None, **_):
+    """Attention of n new tokens over all before them and, causally, themselves. Few new ones take two
+    steps, as engines do it: the query heads of one KV head together over what was there before, so
+    that it is read once, and the new tokens among themselves; then one weighted sum."""
+    import torch
+    op = torch.ops.aten._scaled_dot_product_flash_attention
+    heads, n, dim = query.shape[1:]
+    until = min(Filled.tokens, key.shape[2])
+    key, value = key[:, :, :until], value[:, :, :until]
+    if n > FEW or n == until:
+        return op(query, key, value, 0.0, n > 1, False, scale=scaling)[0].transpose(1, 2), None
+    before = until - n
+    folded = query.reshape(1, key.shape[1], -1, dim)
+    old, old_lse = op(folded, key[:, :, :before], value[:, :, :before], 0.0, False, False,
+                      scale=scaling)[:2]
+    new, new_lse = op(query, key[:, :, before:], value[:, :, before:], 0.0, n > 1, False,
+                      scale=scaling)[:2]
+    share = torch.sigmoid(old_lse.reshape(1, heads, n, 1) - new_lse.reshape(1, heads, n, 1))
+    out = old.reshape(1, heads, n, dim) * share + new * (1 - share)
+    return out.to(query.dtype).transpose(1, 2), None
+
+
 def build_model(args, torch):
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers import (AttentionInterface, AutoModelForCausalLM, LlamaConfig,
+                              LlamaForCausalLM)
     torch.manual_seed(1)
+    attention = "sdpa"
+    if args.attention == "flash":
+        attention = "kvtier_gqa"  # "flash" in it would fetch kernels; no mask is made
+        AttentionInterface.register(attention, flash)
     if args.model:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16,
+                                                     attn_implementation=attention)
         return model.to("cuda").eval(), os.path.basename(os.path.normpath(args.model))
     config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=args.layers,
                          num_attention_heads=32, num_key_value_heads=8, vocab_size=32000,
                          max_position_embeddings=262144, rope_theta=500000.0)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = attention
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = LlamaForCausalLM(config).eval()
@@ -238,6 +278,7 @@ class Engine:
                 layer.cumulative_length.fill_(at)
             elif hasattr(layer, "cumulative_length"):
                 layer.cumulative_length = at
+        Filled.tokens = at + ids.shape[1]
         out = self.model(input_ids=ids, past_key_values=self.cache, use_cache=True,
                          cache_position=where, position_ids=where[None], logits_to_keep=1)
         return out.logits[0, -1].float().argmax()
@@ -342,21 +383,44 @@ def second_process(args, torch, engine, name, prompt):
             "same_again": same(tokens, again), "again": {"tokens": again, "ttft_s": warm, "blocks_dram": second.blocks_dram}}
 
 
-def recompute_at_once(torch, model, prompt):
-    """The prompt in one step with the library's own growing cache: its fastest way."""
-    ids = torch.tensor([prompt], device="cuda")
+def recompute_at_once(torch, model, prompt, attention):
+    """The prompt in one step with the library's own growing cache."""
+    ids, own = torch.tensor([prompt], device="cuda"), model.config._attn_implementation
+    model.set_attn_implementation(attention or own)
+    Filled.tokens = len(prompt)
     model(input_ids=ids[:, :1024], use_cache=True, logits_to_keep=1)
     _, seconds = timed(torch, lambda: model(input_ids=ids, use_cache=True, logits_to_keep=1))
     torch.cuda.empty_cache()
+    model.set_attn_implementation(own)
     return seconds
 
 
 def eagerly(args, torch, engine, tier, prompt, keys):
+    """Without a CUDA graph: the tokens, and the median time to the first."""
     runs = []
     for _ in range(3):
         engine.wipe()
-        runs.append(restore(args, torch, engine, tier, prompt, keys)[1])
-    return sorted(runs)[1]
+        tokens, seconds, _ = restore(args, torch, engine, tier, prompt, keys)
+        runs.append(seconds)
+    return tokens, sorted(runs)[1]
+
+
+def step_seconds(args, torch, engine, prompt, at):
+    """The last step alone: the tokens that no whole block covers, over a full cache."""
+    runs = [timed(torch, lambda: engine.prefill(prompt, at, args.chunk))[1] for _ in range(args.reps)]
+    return sorted(runs)[len(runs) // 2]
+
+
+def bytes_differ(torch, engine, tier, keys, kept):
+    """Tensors of which a byte is another one after wiping and loading. kept: as they were."""
+    engine.wipe()
+    tier.load(keys, torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    until, wrong = len(keys) * BLOCK, 0
+    for (key, value), pair in zip(engine.tensors, kept):
+        for now, before in zip((key, value), pair):
+            wrong += not torch.equal(now[:, :, :until].view(torch.int16), before.view(torch.int16))
+    return wrong
 
 
 def try_graph(engine, prompt, at):
@@ -371,12 +435,15 @@ def try_graph(engine, prompt, at):
 
 
 def first_process(args, torch, engine, name, prompt):
-    out = {"model": name, "tokens": len(prompt), "level": args.level, "chunk": args.chunk}
+    out = {"model": name, "tokens": len(prompt), "level": args.level, "chunk": args.chunk,
+           "attention": args.attention}
     engine.prefill(prompt[:args.chunk], 0, args.chunk)
     _, out["recompute_ttft_s"] = timed(torch, lambda: engine.prefill(prompt, 0, args.chunk))
     out["recompute_chunked_s"] = out["recompute_ttft_s"]
-    out["recompute_at_once_s"] = recompute_at_once(torch, engine.model, prompt)
-    out["recompute_ttft_s"] = min(out["recompute_chunked_s"], out["recompute_at_once_s"])
+    out["recompute_at_once_s"] = recompute_at_once(torch, engine.model, prompt, None)
+    out["recompute_at_once_sdpa_s"] = recompute_at_once(torch, engine.model, prompt, "sdpa")
+    out["recompute_ttft_s"] = min(out["recompute_chunked_s"], out["recompute_at_once_s"],
+                                  out["recompute_at_once_sdpa_s"])
     tier = open_tier(args, engine, name)
     tier.wait_pinned()
     keys = tier.keys(prompt)
@@ -385,11 +452,22 @@ def first_process(args, torch, engine, name, prompt):
         torch, lambda: tier.store(usable, torch.cuda.current_stream().cuda_stream))
     out["store_bytes"] = report.bytes_moved
     # The run that is never interrupted takes the same steps, over the exact cache: a step's numbers
-    # depend on how many tokens it has.
+    # depend on how many tokens it has, and on whether it is a graph.
     tail = len(usable) * BLOCK
-    exact = engine.go_on(engine.prefill(prompt, tail, args.chunk), len(prompt), args.generate)
-    out["eager_dram_ttft_s"] = eagerly(args, torch, engine, tier, prompt, keys)
+    plain = engine.go_on(engine.prefill(prompt, tail, args.chunk), len(prompt), args.generate)
     out["graph"] = try_graph(engine, prompt, tail)
+    exact = engine.go_on(engine.prefill(prompt, tail, args.chunk), len(prompt), args.generate)
+    out["same_tokens_graph"] = same(plain, exact)
+    out["last_step_s"] = step_seconds(args, torch, engine, prompt, tail)
+    kept = None
+    if args.level == "raw":
+        kept = [tuple(t[:, :, :tail].clone() for t in pair) for pair in engine.tensors]
+    graph, engine.graph = engine.graph, None
+    tokens, out["eager_dram_ttft_s"] = eagerly(args, torch, engine, tier, prompt, keys)
+    out["same_tokens_eager"] = same(plain, tokens)
+    if kept:
+        out["tensors_wrong"] = bytes_differ(torch, engine, tier, usable, kept)
+    engine.graph = graph
     runs, tokens = [], None
     for _ in range(args.reps):
         engine.wipe()
@@ -402,6 +480,7 @@ def first_process(args, torch, engine, name, prompt):
     n = len(prompt)  # an engine's prefill of an 8B model on such a GPU, as measured elsewhere
     out["vllm_model_ttft_s"] = 23e-6 * n + 0.43e-9 * n * n
     out["speedup_dram_vllm_model"] = out["vllm_model_ttft_s"] / out["dram_ttft_s"]
+    out["speedup_dram_load_alone"] = out["recompute_ttft_s"] / out["dram_load_s"]
     out["same_tokens_dram"] = same(exact, tokens)
     out["generated"] = len(exact)
     out["gpu_failed_blocks"] = tier.stat("gpu.failed_blocks")
@@ -421,6 +500,7 @@ def main():
     parser.add_argument("--chunk", type=int, default=8192, help="tokens of one prefill step")
     parser.add_argument("--reps", type=int, default=5)
     parser.add_argument("--level", default="kv4")
+    parser.add_argument("--attention", choices=("flash", "sdpa"), default="flash")
     parser.add_argument("--dram", default="12GiB")
     parser.add_argument("--dir", help="of the disk tier; none: DRAM only")
     parser.add_argument("--disk", default="16GiB")
