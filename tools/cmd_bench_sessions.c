@@ -26,15 +26,16 @@
 #define SESSIONS_MAX 1024
 #define TURNS_MAX 8192
 
-enum source { FROM_L0, FROM_DRAM, FROM_DISK, FROM_NOWHERE, SOURCES };
-static const char *const source_names[SOURCES] = {"l0", "dram", "disk", "recomputed"};
+/* Where a turn's tokens came from: mixed: some from disk, and more from DRAM. */
+enum source { FROM_L0, FROM_DRAM, FROM_BOTH, FROM_DISK, FROM_NOWHERE, SOURCES };
+static const char *const source_names[SOURCES] = {"l0", "dram", "mixed", "disk", "recomputed"};
 
 struct talks {
     struct gpu_bench gpu;
     /* how */
     int64_t sessions, tokens, turns, prompt, layers, us_linear, ps_square, percent;
     uint64_t pool_bytes, dram, disk;
-    const char *dir;
+    const char *dir, *write;
     /* what */
     struct kvt_cache *cache;
     struct kvt_ns *ns;
@@ -44,6 +45,7 @@ struct talks {
     uint32_t lengths[SESSIONS_MAX];
     uint32_t *text;
     double ttft[SOURCES][TURNS_MAX], load[SOURCES][TURNS_MAX], cold[SOURCES][TURNS_MAX];
+    uint64_t from_dram[SOURCES], from_disk[SOURCES], recomputed[SOURCES]; /* tokens */
     size_t counts[SOURCES];
     size_t fit, slower;
     double fill_seconds;
@@ -74,7 +76,7 @@ static int open_cache(struct talks *t)
 {
     static const char *const fixed[][2] = {{"level", "kv4"},
                                            {"gpu_store_ctas", "96"},
-                                           {"write", "evict"},
+                                           {"write", NULL},
                                            {"request_blocks_max", "262144"},
                                            {"env", "no"}};
     struct kvt_config *config;
@@ -83,7 +85,7 @@ static int open_cache(struct talks *t)
     if (rc != 0)
         return fail(t, rc, "configuration");
     for (size_t i = 0; i < KVT_ARRAY_LEN(fixed) && rc == 0; i++)
-        rc = kvt_config_set(config, fixed[i][0], fixed[i][1]);
+        rc = kvt_config_set(config, fixed[i][0], fixed[i][1] != NULL ? fixed[i][1] : t->write);
     if (rc == 0)
         rc = set_size(config, "dram", NULL, t->dram);
     if (rc == 0 && t->dir != NULL)
@@ -153,7 +155,9 @@ static enum source source_of(const struct kvt_session_plan *plan, int64_t prompt
 {
     if (plan->recompute > prompt + 16) /* a partial block may have gone with its page */
         return FROM_NOWHERE;
-    return plan->from_disk > 0 ? FROM_DISK : plan->from_dram > 0 ? FROM_DRAM : FROM_L0;
+    if (plan->from_disk > 0)
+        return plan->from_disk < plan->from_dram ? FROM_BOTH : FROM_DISK;
+    return plan->from_dram > 0 ? FROM_DRAM : FROM_L0;
 }
 
 static void note(struct talks *t, const struct kvt_session_plan *plan, int64_t prompt,
@@ -166,6 +170,9 @@ static void note(struct talks *t, const struct kvt_session_plan *plan, int64_t p
     if (i == TURNS_MAX)
         return;
     t->counts[source]++;
+    t->from_dram[source] += plan->from_dram;
+    t->from_disk[source] += plan->from_disk;
+    t->recomputed[source] += plan->recompute;
     t->ttft[source][i] = ttft;
     t->load[source][i] = seconds;
     t->cold[source][i] = computing(t, n);
@@ -267,11 +274,13 @@ static json_t *summary(struct talks *t, enum source source)
     double cold = gpu_bench_median(t->cold[source], n);
     double load = gpu_bench_median(t->load[source], n); /* sorts */
     double ttft = gpu_bench_median(t->ttft[source], n);
-    return json_pack("{s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "turns", (json_int_t)n, "load_p50_ms",
-                     1e3 * load, "load_p99_ms", 1e3 * quantile(t->load[source], n, 0.99),
-                     "ttft_p50_ms", 1e3 * ttft, "ttft_p99_ms",
-                     1e3 * quantile(t->ttft[source], n, 0.99), "ttft_max_ms",
-                     1e3 * t->ttft[source][n - 1], "recompute_ms", 1e3 * cold);
+    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "turns", (json_int_t)n,
+                     "tokens_dram", (json_int_t)(t->from_dram[source] / n), "tokens_disk",
+                     (json_int_t)(t->from_disk[source] / n), "tokens_recomputed",
+                     (json_int_t)(t->recomputed[source] / n), "load_p50_ms", 1e3 * load,
+                     "load_p99_ms", 1e3 * quantile(t->load[source], n, 0.99), "ttft_p50_ms",
+                     1e3 * ttft, "ttft_p99_ms", 1e3 * quantile(t->ttft[source], n, 0.99),
+                     "ttft_max_ms", 1e3 * t->ttft[source][n - 1], "recompute_ms", 1e3 * cold);
 }
 
 /* What became of blocks that the store did not keep. */
@@ -302,20 +311,20 @@ static json_t *results(struct talks *t)
         memset(&stats, 0, sizeof(stats));
     for (int source = 0; source < SOURCES; source++)
         json_object_set_new(turns, source_names[source], summary(t, (enum source)source));
-    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, "
-                     "s:I, s:I, s:o, "
-                     "s:o}",
-                     "device", info.name, "geometry", t->gpu.geometry->name, "layers",
-                     (json_int_t)t->gpu.geometry->layers, "tokens", (json_int_t)t->tokens,
-                     "new_tokens", (json_int_t)t->prompt, "prefill_time_percent",
-                     (json_int_t)t->percent, "pool_bytes", (json_int_t)t->gpu.pool_bytes,
-                     "dram_bytes", (json_int_t)t->dram, "disk_bytes",
-                     (json_int_t)(t->dir != NULL ? t->disk : 0), "sessions",
-                     (json_int_t)t->sessions, "hbm_only_bf16", (json_int_t)alone, "held", fit,
-                     "held_ratio", alone > 0 ? fit / (double)alone : 0, "fill_seconds",
-                     t->fill_seconds, "turns_slower_than_recompute", (json_int_t)t->slower,
-                     "evicted_unsaved", (json_int_t)stats.evicted_unsaved, "store_failed",
-                     (json_int_t)stats.store_failed, "turns", turns, "counters", counters(t));
+    return json_pack(
+        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, "
+        "s:I, s:I, s:s, s:o, "
+        "s:o}",
+        "device", info.name, "geometry", t->gpu.geometry->name, "layers",
+        (json_int_t)t->gpu.geometry->layers, "tokens", (json_int_t)t->tokens, "new_tokens",
+        (json_int_t)t->prompt, "prefill_time_percent", (json_int_t)t->percent, "pool_bytes",
+        (json_int_t)t->gpu.pool_bytes, "dram_bytes", (json_int_t)t->dram, "disk_bytes",
+        (json_int_t)(t->dir != NULL ? t->disk : 0), "sessions", (json_int_t)t->sessions,
+        "hbm_only_bf16", (json_int_t)alone, "held", fit, "held_ratio",
+        alone > 0 ? fit / (double)alone : 0, "fill_seconds", t->fill_seconds,
+        "turns_slower_than_recompute", (json_int_t)t->slower, "evicted_unsaved",
+        (json_int_t)stats.evicted_unsaved, "store_failed", (json_int_t)stats.store_failed, "write",
+        t->write, "turns", turns, "counters", counters(t));
 }
 
 static void print(const json_t *all)
@@ -385,6 +394,7 @@ int kvt_cmd_bench_sessions(int argc, char **argv)
                                  .us_linear = 23,
                                  .ps_square = 430,
                                  .percent = 100,
+                                 .write = "evict",
                                  .pool_bytes = UINT64_C(56000000000),
                                  .dram = UINT64_C(96) << 30,
                                  .disk = UINT64_C(40000000000)};
@@ -402,6 +412,8 @@ int kvt_cmd_bench_sessions(int argc, char **argv)
         {"dram", "SIZE", "DRAM (96GiB)", .size = &t->dram},
         {"dir", "DIR", "directory on a drive; without it there is no disk tier", .text = &t->dir},
         {"disk", "SIZE", "of the drive (40GB)", .size = &t->disk},
+        {"write", "WHEN", "blocks go to the drive: through, evict, idle (evict)",
+         .text = &t->write},
         {"us-linear", "N", "a of the computing model, microseconds a token (23)",
          .number = &t->us_linear, .min = 0, .max = 1000000},
         {"ps-square", "N", "b of the computing model, picoseconds a token squared (430)",
