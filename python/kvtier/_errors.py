@@ -44,6 +44,13 @@ class ErrorCode(enum.IntEnum):
     DEVICE = -5042
 
 
+def code_name(code: int) -> str:
+    """"KVT_E_MISS", "EAGAIN", ... ; "" for a number that is no error known here."""
+    if code in ErrorCode._value2member_map_:
+        return "KVT_E_" + ErrorCode(code).name
+    return errno.errorcode.get(-code, "")
+
+
 class KvtierError(Exception):
     """A call that the library refused. code: a number of ErrorCode, or a negated errno."""
 
@@ -54,9 +61,7 @@ class KvtierError(Exception):
     @property
     def name(self) -> str:
         """"KVT_E_LAYOUT", "ENOMEM", ... or "" for an error of the package itself."""
-        if self.code in ErrorCode._value2member_map_:
-            return "KVT_E_" + ErrorCode(self.code).name
-        return errno.errorcode.get(-self.code, "")
+        return code_name(self.code)
 
 
 class ConfigError(KvtierError, ValueError):

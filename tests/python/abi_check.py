@@ -20,7 +20,8 @@ FLAGS = ["-std=c11", "-Wall", "-Werror", "-Wno-array-parameter", "-Wno-unknown-w
 
 def c_program(structs, constants, prototypes):
     lines = ["#include <kvtier/kvtier.h>", "#include <kvtier/session.h>",
-             "#include <kvtier/codec.h>", "#include <stdio.h>", prototypes, "int main(void) {"]
+             "#include <kvtier/codec.h>", "#include <kvtier/llama.h>", "#include <stdio.h>",
+             prototypes, "int main(void) {"]
     for struct in structs:
         name = struct.__name__
         lines.append(f'printf("{name} %zu\\n", sizeof(struct {name}));')
@@ -57,21 +58,9 @@ def exported(version_map):
     return set(re.findall(r"\bkvt_\w+", (ROOT / version_map).read_text()))
 
 
-def drift(core, work):
+def drift(core, work, version_map="src/libkvtier.map"):
     """Sentences about what differs between the module kvtier._c and the headers."""
-    out = []
-    try:
-        printed = run_c(work, c_program(core.STRUCTS, core.CONSTANTS, core.PROTOTYPES))
-    except AssertionError as error:
-        return [str(error)]
-    said = python_side(core.STRUCTS, core.CONSTANTS, core.VERSION)
-    for c_line, python_line in zip(printed.splitlines(), said):
-        if c_line != python_line:
-            out.append(f"the headers have '{c_line}', kvtier._c has '{python_line}'")
-    bound = {core.parse_prototype(line)[0] for line in core.PROTOTYPES.strip().splitlines()}
-    bound |= set(core.NOT_BOUND)
-    for name in sorted(exported("src/libkvtier.map") ^ bound):
-        out.append(f"{name}: in one of src/libkvtier.map and kvtier._c (PROTOTYPES, NOT_BOUND)")
+    out = differences(core, work, core.VERSION, version_map)
     text = (ROOT / "include/kvtier/error.h").read_text()
     codes = {name: int(value) for name, value in re.findall(r"X\(KVT_E_(\w+), (-\d+),", text)}
     mine = {code.name: code.value for code in core.ErrorCode}
@@ -81,17 +70,39 @@ def drift(core, work):
                   for name in sorted(codes.keys() & mine.keys()) if codes[name] != mine[name]]
 
 
+def differences(core, work, version, version_map):
+    """The same for a module with STRUCTS, CONSTANTS, PROTOTYPES and NOT_BOUND: all but errors."""
+    name_of = core.__name__ if hasattr(core, "__name__") else "kvtier._c"
+    out = []
+    try:
+        printed = run_c(work, c_program(core.STRUCTS, core.CONSTANTS, core.PROTOTYPES))
+    except AssertionError as error:
+        return [str(error)]
+    said = python_side(core.STRUCTS, core.CONSTANTS, version)
+    for c_line, python_line in zip(printed.splitlines(), said):
+        if c_line != python_line:
+            out.append(f"the headers have '{c_line}', {name_of} has '{python_line}'")
+    bound = {re.search(r"(kvt_\w+)\(", line).group(1)
+             for line in core.PROTOTYPES.strip().splitlines()} | set(core.NOT_BOUND)
+    for name in sorted(exported(version_map) ^ bound):
+        out.append(f"{name}: in one of {version_map} and {name_of} (PROTOTYPES, NOT_BOUND)")
+    return out
+
+
 def main():
     if CC is None:
         print("abi_check: no C compiler")
         return 77
     sys.path.insert(0, str(ROOT / "python"))
-    from kvtier import _c
+    from kvtier import _c, _llama
     with tempfile.TemporaryDirectory() as work:
         found = drift(_c, pathlib.Path(work))
+        found += differences(_llama, pathlib.Path(work), _c.VERSION,
+                             "src/adapters/libkvtier-llama.map")
     for sentence in found:
         print(sentence)
-    print(f"kvtier._c: {len(_c.STRUCTS)} structs, {len(_c.CONSTANTS)} constants, "
+    structs = len(_c.STRUCTS) + len(_llama.STRUCTS)
+    print(f"kvtier._c, kvtier._llama: {structs} structs, {len(_c.CONSTANTS)} constants, "
           f"{len(found)} differences from the headers")
     return 1 if found else 0
 

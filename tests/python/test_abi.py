@@ -4,15 +4,16 @@ on purpose, and must be seen."""
 import ctypes as C
 
 import pytest
-from abi_check import CC, c_program, drift, python_side, run_c
+from abi_check import CC, c_program, differences, drift, python_side, run_c
 
-from kvtier import _c, cache, layout, session
+from kvtier import _c, _llama, cache, layout, session
 
 pytestmark = pytest.mark.skipif(CC is None, reason="no C compiler")
 
 
 def test_the_core_is_that_of_the_headers(tmp_path):
     assert drift(_c, tmp_path) == []
+    assert differences(_llama, tmp_path, _c.VERSION, "src/adapters/libkvtier-llama.map") == []
 
 
 @pytest.mark.parametrize("change", [

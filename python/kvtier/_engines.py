@@ -1,0 +1,158 @@
+"""The engines that the package has an adapter for: versions, and every name that is used of them.
+
+One entry per engine: `tested` are the versions that the tests ran with; `contract` lists each class,
+function and parameter that the adapter uses, so that drift() can say by inspection what another
+version has changed. Used by `python -m kvtier doctor` and by one test per engine. Nothing here imports
+an engine before drift() is called.
+"""
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import _c
+
+
+@dataclass(frozen=True)
+class Uses:
+    """A name of an engine: "Class.method" of a module, the parameters that are passed by name or
+    position (all of them in this order, others may stand between), and the attributes that its
+    instances must have, as the source of the class shows."""
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    def drift(self) -> str:
+        """"" or a sentence."""
+        where = f"{self.module}.{self.name}"
+        try:
+            found = importlib.import_module(self.module)
+            for step in self.name.split("."):
+                found = getattr(found, step)
+        except (ImportError, AttributeError) as error:
+            return f"{where} is gone ({error})"
+        if self.parameters:
+            try:
+                have = list(inspect.signature(found).parameters)
+            except (TypeError, ValueError):
+                return f"{where} has no signature to look at"
+            places = [have.index(p) if p in have else -1 for p in self.parameters]
+            if -1 in places or places != sorted(places):
+                return f"{where} takes ({', '.join(have)}), not ({', '.join(self.parameters)})"
+        if self.attributes:
+            text = "".join(inspect.getsource(c) for c in inspect.getmro(found) if c is not object
+                           and inspect.getmodule(c).__name__.partition(".")[0] ==
+                           self.module.partition(".")[0])
+            fields = {name for name, *_ in getattr(found, "_fields_", ())} | set(dir(found))
+            for name in self.attributes:
+                if name not in fields and not re.search(rf"\bself\.{name}\b", text):
+                    return f"{where} has no attribute {name} any more"
+        return ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine and the adapter for it. needs: a check beyond versions; "" or what is missing."""
+
+    name: str
+    distributions: tuple[str, ...]
+    adapter: str
+    tested: tuple[str, ...]
+    contract: tuple[Uses, ...]
+    needs: Callable[[], str] = lambda: ""
+
+    def version(self) -> str | None:
+        """Of the first of its distributions that is installed; None: it is not."""
+        for distribution in self.distributions:
+            try:
+                return importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None
+
+    def drift(self) -> list[str]:
+        """What the installed version has changed of what is used; imports the engine."""
+        return [sentence for used in self.contract if (sentence := used.drift())]
+
+
+def _needs_torch() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed"
+    return ""
+
+
+def _needs_llama() -> str:
+    if not (_c.library_dir() / "libkvtier-llama.so.0").exists() and not _adapter_named():
+        return ("this wheel was built without the adapter for llama.cpp: "
+                "KVT_LLAMA_PREFIX=$(scripts/build-llama.sh) pip install .")
+    package = importlib.util.find_spec("llama_cpp")
+    own = package is not None and any(
+        (pathlib.Path(place) / "lib/libllama.so").exists()
+        for place in package.submodule_search_locations or ())
+    if package is not None and not own and not (_c.library_dir() / "llama/libllama.so").exists():
+        return "neither llama_cpp nor this wheel carries a libllama.so"
+    return ""
+
+
+def _adapter_named() -> bool:
+    return os.path.exists(os.environ.get("KVTIER_LLAMA_LIBRARY", ""))
+
+
+_CACHE = "transformers.cache_utils"
+_LLAMA = "llama_cpp.llama"
+
+ENGINES: tuple[Engine, ...] = (
+    Engine(
+        "transformers", ("transformers",), "kvtier.transformers", ("5.19.0",),
+        (Uses("transformers", "DynamicCache.__init__", ("self", "config")),
+         Uses(_CACHE, "DynamicCache", attributes=("layers",)),
+         Uses(_CACHE, "DynamicCache.get_seq_length"),
+         Uses(_CACHE, "DynamicLayer", attributes=("keys", "values")),
+         Uses(_CACHE, "DynamicLayer.update", ("self", "key_states", "value_states")),
+         Uses("transformers.generation.utils", "GenerationMixin.generate",
+              ("self", "inputs", "generation_config", "logits_processor", "kwargs")),
+         Uses("transformers", "GenerationConfig.to_dict"),
+         Uses("transformers", "PreTrainedConfig.to_dict"),
+         Uses("transformers", "PreTrainedModel.state_dict")),
+        _needs_torch),
+    Engine(
+        "llama-cpp-python", ("llama-cpp-python", "llama_cpp_python"), "kvtier.llama_cpp",
+        ("0.3.36",),
+        (Uses(_LLAMA, "Llama", attributes=(
+            "context_params", "model_path", "n_tokens", "input_ids", "_requires_eval", "_ctx",
+            "_stack", "n_batch", "_lora_adapter", "lora_path", "lora_scale")),
+         Uses(_LLAMA, "Llama.generate", ("self", "tokens", "reset")),
+         Uses(_LLAMA, "Llama.eval", ("self", "tokens")),
+         Uses(_LLAMA, "Llama.close"), Uses(_LLAMA, "Llama.tokenize", ("self", "text")),
+         Uses(_LLAMA, "Llama.create_completion",
+              ("self", "prompt", "suffix", "max_tokens", "temperature", "top_p", "min_p", "logprobs",
+               "echo", "stop", "frequency_penalty", "presence_penalty", "repeat_penalty", "top_k",
+               "stream", "seed", "model", "logit_bias")),
+         Uses(_LLAMA, "Llama.create_chat_completion",
+              ("self", "messages", "tools", "tool_choice", "temperature", "top_p", "top_k", "min_p",
+               "stream", "stop", "seed", "response_format", "max_tokens", "presence_penalty",
+               "frequency_penalty", "repeat_penalty", "model", "logit_bias")),
+         Uses("llama_cpp._internals", "LlamaContext", attributes=("ctx",)),
+         Uses("llama_cpp._internals", "LlamaContext.kv_cache_seq_rm", ("self", "seq_id", "p0", "p1")),
+         Uses("llama_cpp.llama_cpp", "llama_context_params", attributes=(
+             "n_ctx", "n_seq_max", "kv_unified", "flash_attn_type", "embeddings")),
+         Uses("llama_cpp.llama_cpp", "_lib")),
+        _needs_llama),
+)
+
+
+def get(name: str) -> Engine:
+    """The entry of an engine; KeyError names the ones there are."""
+    for engine in ENGINES:
+        if engine.name == name:
+            return engine
+    raise KeyError(f"{name}: one of {', '.join(engine.name for engine in ENGINES)}")
