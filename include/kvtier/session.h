@@ -55,7 +55,8 @@ struct kvt_session_mgr_opts {
 
 /* A manager over a pool. opts NULL: defaults. 0; -ENOMEM; KVT_E_INVAL (a page range that the pool
  * does not have, no page left, a level that is none); KVT_E_VERSION; KVT_E_LAYOUT namespace and
- * pool differ; KVT_E_UNSUPPORTED a layout of several groups. Blocks never; allocates. */
+ * pool differ; KVT_E_UNSUPPORTED a layout of several groups. KVT_E_INVAL also when another manager
+ * owns one of the pages (the log says which). Blocks never; allocates. */
 int kvt_session_mgr_open(struct kvt_ns *ns, struct kvt_pool *pool,
                          const struct kvt_session_mgr_opts *opts, struct kvt_session_mgr **out);
 
@@ -134,6 +135,15 @@ long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t fi
  * there are. */
 int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
+/* Cut the sequence of an active or idle session back to its first `tokens` tokens: a turn is edited,
+ * or sampled again. Blocks behind the cut stay for others, and for a session that goes the same way
+ * again. Afterwards kvt_session_get_info() says how many of the tokens are filled: all of them, or,
+ * when the cut is inside a block that others use too or that is not exact, those before that block;
+ * the engine fills the rest again, in a page that kvt_session_pages() names.
+ * 0; KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING; KVT_E_INVAL more than there are; -EAGAIN and
+ * KVT_E_LIMIT as kvt_session_resume(): a block in use needs a page of its own. */
+int kvt_session_truncate(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
+
 /* The engine is done with the session for now. Tokens that were not filled are cut off its end. Its
  * blocks are stored in the background; its pages may be taken from now on. 0; KVT_E_NO_SESSION;
  * KVT_E_STATE it is not active (a second idle, too). */
@@ -174,23 +184,24 @@ int kvt_session_get_block(struct kvt_session_mgr *mgr, kvt_session_id id, size_t
 struct kvt_session_stats {
     size_t struct_size;
     uint64_t sessions, pages, pages_free, blocks, in_flight;
-    uint64_t resumed;         /* sessions brought back */
-    uint64_t blocks_l0;       /* of them, blocks that were in L0 */
-    uint64_t blocks_loaded;   /* loaded */
-    uint64_t load_short;      /* planned to be loaded, and not there when it came to it */
-    uint64_t shared;          /* blocks of a session that L0 held for another one */
-    uint64_t duplicates;      /* computed although another session had just done so */
-    uint64_t stored_window;   /* stored at the window's level */
-    uint64_t stored_final;    /* stored at the final level, or found there */
-    uint64_t cooled_record;   /* of them, from their record and not from a page */
-    uint64_t store_failed;    /* blocks that the store did not take (tried again later) */
-    uint64_t cool_failed;     /* blocks whose record could not be loaded to cool it */
-    uint64_t evicted;         /* pages taken from idle sessions */
-    uint64_t evicted_unsaved; /* of them, without a record: to be computed again */
-    uint64_t tails_lost;      /* partial blocks evicted: they have no record */
-    uint64_t cut_tokens;      /* tokens that were not filled when a session went idle */
-    uint64_t refused_busy;    /* calls that ended with -EAGAIN */
-    uint64_t refused_limit;   /* calls that ended with KVT_E_LIMIT */
+    uint64_t resumed;          /* sessions brought back */
+    uint64_t blocks_l0;        /* of them, blocks that were in L0 */
+    uint64_t blocks_loaded;    /* loaded */
+    uint64_t load_short;       /* planned to be loaded, and not there when it came to it */
+    uint64_t shared;           /* blocks of a session that L0 held for another one */
+    uint64_t duplicates;       /* computed although another session had just done so */
+    uint64_t stored_window;    /* stored at the window's level */
+    uint64_t stored_final;     /* stored at the final level, or found there */
+    uint64_t cooled_record;    /* of them, from their record and not from a page */
+    uint64_t store_failed;     /* blocks that the store did not take (tried again later) */
+    uint64_t cool_failed;      /* blocks whose record could not be loaded to cool it */
+    uint64_t evicted;          /* pages taken from idle sessions */
+    uint64_t evicted_unsaved;  /* of them, without a record: to be computed again */
+    uint64_t tails_lost;       /* partial blocks evicted: they have no record */
+    uint64_t cut_tokens;       /* tokens that were not filled when a session went idle */
+    uint64_t refused_busy;     /* calls that ended with -EAGAIN */
+    uint64_t refused_limit;    /* calls that ended with KVT_E_LIMIT */
+    uint64_t truncated_tokens; /* cut off by kvt_session_truncate() */
 };
 int kvt_session_mgr_stats(struct kvt_session_mgr *mgr, struct kvt_session_stats *stats);
 

@@ -169,7 +169,7 @@ class kvt_session_stats(C.Structure):
         "sessions", "pages", "pages_free", "blocks", "in_flight", "resumed", "blocks_l0",
         "blocks_loaded", "load_short", "shared", "duplicates", "stored_window", "stored_final",
         "cooled_record", "store_failed", "cool_failed", "evicted", "evicted_unsaved", "tails_lost",
-        "cut_tokens", "refused_busy", "refused_limit")]
+        "cut_tokens", "refused_busy", "refused_limit", "truncated_tokens")]
 
 
 STRUCTS = (kvt_part, kvt_group, kvt_layout, kvt_part_place, kvt_pool_desc, kvt_key, kvt_key_extra,
@@ -251,6 +251,7 @@ int kvt_session_get_plan(struct kvt_session_mgr *, uint64_t, struct kvt_session_
 int kvt_session_append(struct kvt_session_mgr *, uint64_t, const uint32_t *, size_t);
 long kvt_session_pages(struct kvt_session_mgr *, uint64_t, size_t, uint32_t *, size_t);
 int kvt_session_filled(struct kvt_session_mgr *, uint64_t, uint32_t);
+int kvt_session_truncate(struct kvt_session_mgr *, uint64_t, uint32_t);
 int kvt_session_idle(struct kvt_session_mgr *, uint64_t);
 int kvt_session_get_info(struct kvt_session_mgr *, uint64_t, struct kvt_session_info *);
 """

@@ -145,6 +145,11 @@ class Session:
         """Say that the pages hold the KV of the first `tokens` tokens."""
         self._call("filled", self._lib.kvt_session_filled(self._manager.handle, self.id, tokens))
 
+    def truncate(self, tokens: int) -> None:
+        """Cut it back to its first `tokens` tokens; info().filled says what need not be filled."""
+        self._call("truncate", self._lib.kvt_session_truncate(self._manager.handle, self.id,
+                                                              tokens))
+
     def idle(self) -> None:
         """The engine is done with it for now: it is stored, its pages may be taken."""
         self._call("idle", self._lib.kvt_session_idle(self._manager.handle, self.id))

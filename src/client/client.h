@@ -197,12 +197,15 @@ struct kvt_ns {
 struct kvt_lane;      /* gpu_lane.h */
 struct kvt_lane_pool; /* a pool's plans on its device */
 
+struct kvt_session_mgr;
+
 struct kvt_pool {
     struct kvt_cache *cache;
     struct kvt_lane_pool *gpu; /* NULL: host memory */
     const struct kvt_shape *shape;
     struct kvt_pool_desc desc; /* places are our copy */
     uint32_t refs;
+    struct kvt_session_mgr *managers; /* of its pages, each of a part of its own */
     /* Per group and page: 0 exact, else the lossy level that it was loaded from. Relaxed: the
      * completion of the load orders it before any store that the engine bases on it. */
     _Atomic uint8_t *origin;

@@ -22,6 +22,8 @@
     X(session_evicted, "session.evicted", "pages taken from idle sessions")                       \
     X(session_evicted_unsaved, "session.evicted_unsaved", "of them, pages without a record")      \
     X(session_tails_lost, "session.tails_lost", "of them, pages of partial blocks")               \
+    X(session_truncated_tokens, "session.truncated_tokens",                                       \
+      "tokens cut off by kvt_session_truncate()")                                                 \
     X(session_cut_tokens, "session.cut_tokens", "tokens not filled when a session went idle")     \
     X(session_refused_busy, "session.refused_busy", "calls that had to be tried again")           \
     X(session_refused_limit, "session.refused_limit", "calls refused by a limit")

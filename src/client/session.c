@@ -367,12 +367,7 @@ int kvt_session_close(struct kvt_session_mgr *mgr, kvt_session_id id)
     }
     if (s->state == KVT_SESSION_ACTIVE)
         kvt_session_go_idle(mgr, s);
-    if (s->tail != KVT_NONE) {
-        kvt_spage_put(mgr, kvt_snode_take_page(mgr, s->tail));
-        mgr->nodes[s->tail].refs = 0;
-        kvt_snode_settle(mgr, s->tail);
-        s->tail = KVT_NONE;
-    }
+    kvt_session_drop_tail(mgr, s, true);
     while (s->blocks > 0)
         kvt_session_detach_last(mgr, s);
     arrays_free(s);

@@ -3,6 +3,7 @@
  *   session.c          open, append, filled, idle, close    session_registry.c  nodes, pages, LRU
  *   session_mgr.c      manager: open, close, questions      session_save.c      storing and cooling
  *   session_resume.c   plan and restore                     session_evict.c     making room in L0
+ *   session_cut.c      cutting back
  *
  * A node is a full block that some session has filled, found by its hash. Rules:
  *  1. A node's page holds the block whole, and is not written any more.
@@ -84,7 +85,8 @@ struct kvt_session {
 struct kvt_session_mgr {
     struct kvt_ns *ns;
     struct kvt_pool *pool;
-    struct kvt_session_mgr_opts opts; /* effective */
+    struct kvt_session_mgr *pool_next; /* another manager of the pool; under the cache's lock */
+    struct kvt_session_mgr_opts opts;  /* effective */
     uint32_t block_tokens;
     uint32_t session_blocks; /* of one session at most */
     bool two_steps;          /* the window's level is above the final one */
@@ -183,6 +185,8 @@ struct kvt_key kvt_session_key(const struct kvt_session_mgr *mgr, const uint8_t 
 uint8_t kvt_session_record_of(const struct kvt_session_mgr *mgr, uint32_t depth, uint32_t page);
 
 /* ---- session_resume.c */
+/* The partial last block of an idle session goes; its page comes free, or is the caller's. */
+void kvt_session_drop_tail(struct kvt_session_mgr *mgr, struct kvt_session *s, bool free_page);
 void kvt_session_restore_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job,
                               const int32_t *status);
 

@@ -3,6 +3,7 @@
  * All memory but that of sessions is taken at open. Threads: any; kvt_session_mgr_close() alone.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,6 +105,49 @@ static bool two_steps(const struct kvt_ns *ns, const struct kvt_session_mgr_opts
     return map != NULL && map->level < opts->window_level;
 }
 
+/* ---- pages are one manager's --------------------------------------------------------------- */
+
+/* Two managers that hand out the same page would write over each other's blocks. */
+static int claim_pages(struct kvt_session_mgr *mgr)
+{
+    struct kvt_cache *cache = mgr->ns->cache;
+    uint32_t first = mgr->opts.first_page, end = first + mgr->opts.page_count;
+    const struct kvt_session_mgr *other;
+    uint32_t other_first = 0, other_end = 0;
+    pthread_mutex_lock(&cache->lock);
+    for (other = mgr->pool->managers; other != NULL; other = other->pool_next) {
+        other_first = other->opts.first_page;
+        other_end = other_first + other->opts.page_count;
+        if (first < other_end && other_first < end)
+            break;
+    }
+    if (other == NULL) {
+        mgr->pool_next = mgr->pool->managers;
+        mgr->pool->managers = mgr;
+    }
+    pthread_mutex_unlock(&cache->lock);
+    if (other == NULL)
+        return 0;
+    kvt_misuse_say(cache, KVT_LOG_WARN, "kvt_session_mgr_open",
+                   "pages %" PRIu32 " to %" PRIu32 " of the pool belong to another session manager "
+                   "(it owns %" PRIu32 " to %" PRIu32 "): give each its own first_page and "
+                   "page_count, or close the other one first",
+                   KVT_MAX(first, other_first), KVT_MIN(end, other_end) - 1, other_first,
+                   other_end - 1);
+    return KVT_E_INVAL;
+}
+
+static void give_up_pages(struct kvt_session_mgr *mgr)
+{
+    struct kvt_cache *cache = mgr->ns->cache;
+    struct kvt_session_mgr **link = &mgr->pool->managers;
+    pthread_mutex_lock(&cache->lock);
+    while (*link != mgr)
+        link = &(*link)->pool_next;
+    *link = mgr->pool_next;
+    pthread_mutex_unlock(&cache->lock);
+}
+
 /* ---- open and close ------------------------------------------------------------------------ */
 
 static void memory_free(struct kvt_session_mgr *mgr)
@@ -172,6 +216,8 @@ int kvt_session_mgr_open(struct kvt_ns *ns, struct kvt_pool *pool,
     mgr->node_max = use.blocks_max;
     mgr->node_free = mgr->oldest = mgr->newest = mgr->cool_head = mgr->cool_tail = KVT_NONE;
     rc = memory_make(mgr);
+    if (rc == 0)
+        rc = claim_pages(mgr);
     if (rc != 0) {
         memory_free(mgr);
         return rc;
@@ -206,6 +252,7 @@ void kvt_session_mgr_close(struct kvt_session_mgr *mgr)
     }
     kvt_session_publish(mgr);
     pthread_mutex_unlock(&mgr->lock);
+    give_up_pages(mgr);
     pthread_mutex_destroy(&mgr->lock);
     memory_free(mgr);
 }

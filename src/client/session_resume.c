@@ -87,7 +87,7 @@ static void look(struct resume *r, uint32_t limit)
     r->b += found > 0 ? (uint32_t)found : 0; /* an error: nothing can be had */
 }
 
-static void tail_drop(struct kvt_session_mgr *mgr, struct kvt_session *s, bool free_page)
+void kvt_session_drop_tail(struct kvt_session_mgr *mgr, struct kvt_session *s, bool free_page)
 {
     if (s->tail == KVT_NONE)
         return;
@@ -265,7 +265,7 @@ static int resume(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint
         return rc;
     }
     planned(&r);
-    tail_drop(mgr, s, !r.tail);
+    kvt_session_drop_tail(mgr, s, !r.tail);
     if (r.b == r.a)
         finish(mgr, s, r.a);
     return 0;

@@ -369,6 +369,7 @@ void kvt_session_publish(struct kvt_session_mgr *mgr)
     ADD(cut_tokens);
     ADD(refused_busy);
     ADD(refused_limit);
+    ADD(truncated_tokens);
 #undef ADD
     pthread_mutex_unlock(&mgr->ns->cache->lock);
     mgr->published = mgr->stats;

@@ -28,7 +28,7 @@ struct model {
     bool open[SESSIONS];
     struct kvt_rng rng;
     bool calm; /* room for everything, no faults, nothing purged or switched off */
-    uint64_t resumed, restored, computed, refused, verified;
+    uint64_t resumed, restored, computed, refused, verified, cut;
 };
 
 static struct kvt_io *faulty; /* the instance under the cache; NULL: faults are off */
@@ -172,6 +172,38 @@ static void op_idle(struct model *m, uint32_t i)
     m->c[i].tokens = filled;
 }
 
+/* The end goes: anything from nothing to all of it. */
+static void op_truncate(struct model *m, uint32_t i)
+{
+    if (!m->open[i])
+        return;
+    struct kvt_session_info before = info_of(m, i), after;
+    uint32_t tokens = before.tokens ? roll(m, before.tokens + 1) : 0;
+    int rc;
+    do {
+        rc = kvt_session_truncate(m->s.mgr, m->c[i].id, tokens);
+        if (rc == -EAGAIN)
+            assert_true(kvt_session_mgr_work(m->s.mgr, 1000000) >= 0);
+    } while (rc == -EAGAIN);
+    after = info_of(m, i);
+    if (rc != 0) { /* changes nothing */
+        assert_int_equal(rc, KVT_E_LIMIT);
+        assert_memory_equal(&before, &after, sizeof(before));
+        m->refused++;
+        return;
+    }
+    assert_int_equal(after.tokens, tokens);
+    assert_true(after.filled <= tokens && after.filled <= before.filled);
+    assert_true(after.filled + UNIT > KVT_MIN(before.filled, tokens));
+    m->c[i].tokens = tokens;
+    m->cut += before.tokens - tokens;
+    if (after.state != KVT_SESSION_ACTIVE)
+        return;
+    (void)srig_verify(&m->s, &m->c[i], after.filled, NULL);
+    if (roll(m, 4))
+        srig_fill(&m->s, &m->c[i], after.filled, tokens);
+}
+
 static void op_close(struct model *m, uint32_t i)
 {
     if (!m->open[i])
@@ -264,8 +296,10 @@ static void op_any(struct model *m, uint32_t step)
         op_open(m, i);
     else if (dice < 42)
         op_resume(m, i);
-    else if (dice < 62)
+    else if (dice < 60)
         op_append(m, i);
+    else if (dice < 64)
+        op_truncate(m, i);
     else if (dice < 82)
         op_idle(m, i);
     else if (dice < 86)
@@ -317,10 +351,10 @@ static void run(const char *name, uint32_t pages, const char *config, const char
         fault_io_clear(faulty);
     srig_settle(&m->s);
     printf("           %-10s %llu resumed, %llu tokens restored, %llu computed, %llu verified, "
-           "%llu refused\n",
+           "%llu refused, %llu cut off\n",
            name, (unsigned long long)m->resumed, (unsigned long long)m->restored,
            (unsigned long long)m->computed, (unsigned long long)m->verified,
-           (unsigned long long)m->refused);
+           (unsigned long long)m->refused, (unsigned long long)m->cut);
     assert_true(m->resumed > steps_wanted() / 50);
     assert_true(m->restored > 0);
     srig_free(&m->s);

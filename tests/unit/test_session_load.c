@@ -423,6 +423,38 @@ static void two_managers_share_a_store(void **state)
     s.mgr = other;
 }
 
+/* Pages have one manager at a time. */
+static void managers_do_not_share_pages(void **state)
+{
+    static const struct {
+        uint32_t first, count;
+        int want;
+    } tries[] = {
+        {0, 0, KVT_E_INVAL},  {0, 64, KVT_E_INVAL}, {20, 10, KVT_E_INVAL}, {10, 11, KVT_E_INVAL},
+        {29, 8, KVT_E_INVAL}, {25, 2, KVT_E_INVAL}, {10, 10, 0},           {30, 8, 0}};
+    (void)state;
+    open_with(64, "dram=8MiB,level=kv4", NULL);
+    kvt_session_mgr_close(s.mgr);
+    s.opts.first_page = 20;
+    s.opts.page_count = 10;
+    srig_mgr_open(&s);
+    for (size_t i = 0; i < KVT_ARRAY_LEN(tries); i++) {
+        struct kvt_session_mgr_opts opts = s.opts;
+        struct kvt_session_mgr *mgr = NULL;
+        opts.first_page = tries[i].first;
+        opts.page_count = tries[i].count;
+        assert_int_equal(kvt_session_mgr_open(s.rig.ns, s.rig.pool, &opts, &mgr), tries[i].want);
+        assert_int_equal(mgr != NULL, tries[i].want == 0);
+        kvt_session_mgr_close(mgr);
+    }
+    /* what was refused left nothing behind; a closed one gives its pages up */
+    kvt_session_mgr_close(s.mgr);
+    s.opts.first_page = 25;
+    srig_mgr_open(&s);
+    start(&a, 1, 40, 0);
+    go_idle(&a);
+}
+
 /* The cache's counters are the sums of its managers'. */
 static void counters_are_summed(void **state)
 {
@@ -526,6 +558,7 @@ int main(void)
         cmocka_unit_test_teardown(flush_stores_active_sessions_too, tear_down),
         cmocka_unit_test_teardown(close_with_everything_in_flight, tear_down),
         cmocka_unit_test_teardown(two_managers_share_a_store, tear_down),
+        cmocka_unit_test_teardown(managers_do_not_share_pages, tear_down),
         cmocka_unit_test_teardown(counters_are_summed, tear_down),
         cmocka_unit_test_teardown(pools_that_do_not_fit_are_refused, tear_down),
         cmocka_unit_test_teardown(another_shape, tear_down),
