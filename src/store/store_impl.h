@@ -207,6 +207,15 @@ struct kvt_store_scrub { /* store_scrub.c */
     uint32_t bad_count;
 };
 
+/* A pass over the blocks that leave next, to write them ahead (store_later.c). */
+struct kvt_ahead {
+    uint32_t at, at_life;     /* the slot to look at; KVT_SLOT_NONE: no pass is under way */
+    uint32_t next, next_life; /* the end of the chain after this one */
+    uint64_t seen_bytes;
+    uint32_t unsaved; /* of the store, and its evictions, when the last pass ended */
+    uint64_t evicted;
+};
+
 struct kvt_store {
     struct kvt_store_params params; /* root_count: those at open */
     struct kvt_index index;
@@ -244,6 +253,7 @@ struct kvt_store {
     uint32_t unsaved;      /* slots that hold the only copy, not queued for the disk */
     uint32_t idle_waiting; /* of them, those to be written when the store is idle */
     uint32_t idle_cursor;
+    struct kvt_ahead ahead[2]; /* over the policy's small and main list */
     int64_t last_message_ns;
     int64_t write_retry_ns;
 

@@ -20,10 +20,12 @@
 #include "base/checked.h"
 #include "store/store_impl.h"
 
-#define WRITE_AHEAD 8u      /* an eighth of the cache region */
-#define AHEAD_STEPS 512u    /* slots looked at, per run */
-#define IDLE_STEPS 1024u    /* slots looked at, per run */
-#define SAVES_PER_REQUEST 8 /* rule 2 */
+#define WRITE_AHEAD 8u                  /* an eighth of the cache region */
+#define AHEAD_STEPS 512u                /* slots looked at, per run */
+#define AHEAD_PAUSE_NS INT64_C(1000000) /* between two runs of a pass, when nothing else happens \
+                                         */
+#define IDLE_STEPS 1024u                /* slots looked at, per run */
+#define SAVES_PER_REQUEST 8             /* rule 2 */
 
 static bool unsaved(const struct kvt_slot *s)
 {
@@ -114,47 +116,85 @@ void kvt_writes_lost_all(struct kvt_store *store)
             kvt_writes_lost(store, slot);
 }
 
-/* Queue what is unsaved of the chain that ends in `slot`, up to `bytes` of it. Returns the bytes
- * looked at; UINT64_MAX: the queue is full. */
-static uint64_t save_chain(struct kvt_store *store, uint32_t slot, uint64_t bytes, uint32_t *steps)
+/* ---- writing ahead ---- */
+
+enum ahead_end { AHEAD_DONE, AHEAD_MORE, AHEAD_FULL /* the write queue is */ };
+
+static void set_place(const struct kvt_store *store, uint32_t slot, uint32_t *at, uint32_t *life)
 {
-    uint64_t seen = 0;
-
-    while (slot != KVT_INDEX_NONE && seen < bytes && *steps < AHEAD_STEPS) {
-        struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
-        uint32_t parent = kvt_index_at(&store->index, s->entry)->parent;
-
-        ++*steps;
-        seen += s->record_bytes;
-        if (s->state == KVT_SLOT_VALID && unsaved(s)) {
-            if (!kvt_writes_room(store, slot))
-                return UINT64_MAX;
-            if (kvt_admit_ask(store, slot)) {
-                s->at_end = 1;
-                (void)kvt_writes_queue(store, slot, false);
-            }
-        }
-        slot =
-            parent == KVT_INDEX_NONE ? KVT_INDEX_NONE : kvt_index_at(&store->index, parent)->slot;
-    }
-    return seen;
+    *at = slot;
+    *life = slot == KVT_SLOT_NONE ? 0 : kvt_slot_at(&store->slots, slot)->generation;
 }
 
-/* The next blocks to leave from a queue, and their chains. */
-static void save_ahead(struct kvt_store *store, const struct kvt_slot_list *list, uint64_t bytes)
+/* Begin with the chain whose end stands at `slot` of a list. Blocks that are queued leave the list:
+ * its neighbour is noted first. */
+static void begin_chain(const struct kvt_store *store, struct kvt_ahead *pass, uint32_t slot)
 {
-    uint32_t slot = list->tail, steps = 0;
+    uint32_t next = slot == KVT_SLOT_NONE ? slot : kvt_slot_at(&store->slots, slot)->queue_prev;
 
-    while (slot != KVT_SLOT_NONE && bytes && steps < AHEAD_STEPS) {
-        uint32_t next =
-            kvt_slot_at(&store->slots, slot)->queue_prev; /* queued ones leave the list */
-        uint64_t seen = save_chain(store, slot, bytes, &steps);
+    set_place(store, slot, &pass->at, &pass->at_life);
+    set_place(store, next, &pass->next, &pass->next_life);
+}
 
-        if (seen == UINT64_MAX)
-            return;
-        bytes -= KVT_MIN(bytes, seen);
-        slot = next;
+/* The block before this one in its chain, while it is in DRAM. */
+static uint32_t parent_slot(const struct kvt_store *store, const struct kvt_slot *s)
+{
+    uint32_t parent = kvt_index_at(&store->index, s->entry)->parent;
+
+    return parent == KVT_INDEX_NONE ? KVT_SLOT_NONE : kvt_index_at(&store->index, parent)->slot;
+}
+
+static bool in_list(const struct kvt_store *store, uint32_t slot, uint32_t life, uint8_t queue)
+{
+    return kvt_slots_alive(&store->slots, slot, life) &&
+           kvt_slot_at(&store->slots, slot)->queue == queue;
+}
+
+/* Go on with a pass: queue what is unsaved among the next `bytes` to leave. It stands where it
+ * stopped, so that a long chain is looked at to its end in several runs. */
+static enum ahead_end go_ahead(struct kvt_store *store, struct kvt_ahead *pass, uint8_t queue,
+                               uint64_t bytes)
+{
+    for (uint32_t steps = 0; steps < AHEAD_STEPS; steps++) {
+        struct kvt_slot *s;
+
+        if (pass->at == KVT_SLOT_NONE && in_list(store, pass->next, pass->next_life, queue))
+            begin_chain(store, pass, pass->next);
+        if (pass->seen_bytes >= bytes || !kvt_slots_alive(&store->slots, pass->at, pass->at_life))
+            return AHEAD_DONE;
+        s = kvt_slot_at(&store->slots, pass->at);
+        if (s->state == KVT_SLOT_VALID && unsaved(s)) {
+            if (!kvt_writes_room(store, pass->at))
+                return AHEAD_FULL;
+            s->at_end = 1;
+            (void)kvt_writes_queue(store, pass->at, false);
+        }
+        pass->seen_bytes += s->record_bytes;
+        set_place(store, parent_slot(store, s), &pass->at, &pass->at_life);
     }
+    return AHEAD_MORE;
+}
+
+/* The next blocks to leave from a list, and their chains. A new pass begins only when something has
+ * changed since the last one. Returns whether it wants to go on. */
+static bool save_ahead(struct kvt_store *store, struct kvt_ahead *pass,
+                       const struct kvt_slot_list *list, uint8_t queue, uint64_t bytes)
+{
+    enum ahead_end end;
+
+    if (!kvt_slots_alive(&store->slots, pass->at, pass->at_life)) {
+        if (pass->unsaved == store->unsaved && pass->evicted == store->counts.evict_dram_blocks)
+            return false;
+        begin_chain(store, pass, list->tail);
+        pass->seen_bytes = 0;
+    }
+    end = go_ahead(store, pass, queue, bytes);
+    if (end == AHEAD_DONE) {
+        set_place(store, KVT_SLOT_NONE, &pass->at, &pass->at_life);
+        pass->unsaved = store->unsaved;
+        pass->evicted = store->counts.evict_dram_blocks;
+    }
+    return end == AHEAD_MORE;
 }
 
 static int64_t idle_turn(struct kvt_store *store, int64_t now)
@@ -188,13 +228,19 @@ static int64_t idle_turn(struct kvt_store *store, int64_t now)
 int64_t kvt_later_run(struct kvt_store *store)
 {
     const struct kvt_region *region = &store->slots.arena.regions[KVT_REGION_CACHE];
+    struct kvt_policy *policy = &store->policy;
     uint64_t share = region->pages / WRITE_AHEAD;
+    int64_t now = kvt_store_now(store), next;
+    bool more = false;
 
     if (!store->disk_count || !store->unsaved)
         return INT64_MAX;
     if (region->free_pages < share) {
-        save_ahead(store, &store->policy.small_list, share * KVT_PAGE_BYTES);
-        save_ahead(store, &store->policy.main_list, share * KVT_PAGE_BYTES);
+        uint64_t bytes = share * KVT_PAGE_BYTES;
+
+        more = save_ahead(store, &store->ahead[0], &policy->small_list, KVT_QUEUE_SMALL, bytes);
+        more |= save_ahead(store, &store->ahead[1], &policy->main_list, KVT_QUEUE_MAIN, bytes);
     }
-    return idle_turn(store, kvt_store_now(store));
+    next = idle_turn(store, now);
+    return more ? KVT_MIN(next, now + AHEAD_PAUSE_NS) : next;
 }

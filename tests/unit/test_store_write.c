@@ -144,6 +144,40 @@ static void test_evict_writes_chains_ahead(void **state)
     rig_close(&rig);
 }
 
+/* Chains far longer than one look ahead reaches: what leaves next is written to the whole eighth of
+ * DRAM all the same, so a burst as large as that costs nothing while the disk stands still. */
+static void test_a_burst_behind_long_chains_loses_nothing(void **state)
+{
+    enum { BLOCKS = 8192, PIECE = 200 };
+    struct rig_options large = small(KVT_WRITE_EVICT);
+
+    (void)state;
+    large.cache_bytes = BLOCKS * 2 * 4096;
+    large.write_queue_bytes = BLOCKS / 4 * 2 * 4096;
+    large.disk_cap_bytes = UINT64_C(4) * BLOCKS * 2 * 4096;
+    large.blocks_max = 4 * BLOCKS;
+    begin(&large);
+    for (uint64_t chain = 0; chain < 2; chain++)
+        for (uint64_t i = 0; i < 18; i++) { /* 7,200 blocks: less than an eighth is free */
+            uint64_t numbers[PIECE], first = 1 + chain * 100000 + i * PIECE;
+
+            for (uint64_t j = 0; j < PIECE; j++)
+                numbers[j] = first + j;
+            assert_int_equal(rig_put(&rig, ns, numbers, PIECE, i ? first - 1 : 0, KV4, false, NULL),
+                             PIECE);
+        }
+    rig_advance(&rig, 1000000000);
+    assert_true(written() >= BLOCKS / 8);
+    assert_true(written() <= BLOCKS / 4); /* and no more than what may leave soon */
+    rig_hold(&rig, true);
+    for (uint64_t i = 0; i < 9; i++)
+        assert_int_equal(put(900000 + i * PIECE, PIECE), PIECE);
+    assert_int_equal(rig_stats(&rig).lost_deferred, 0);
+    rig_hold(&rig, false);
+    assert_int_equal(get(1, PIECE), PIECE);
+    rig_close(&rig);
+}
+
 /* A disk that does not answer while DRAM overflows: the caller is served, old blocks go, and each
  * of them is counted. */
 static void test_a_burst_loses_old_blocks_and_says_so(void **state)
@@ -517,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_c66_write_through_second_pass_hits),
         cmocka_unit_test(test_c66_write_back_writes_on_eviction),
         cmocka_unit_test(test_evict_writes_chains_ahead),
+        cmocka_unit_test(test_a_burst_behind_long_chains_loses_nothing),
         cmocka_unit_test(test_a_burst_loses_old_blocks_and_says_so),
         cmocka_unit_test(test_flush_and_close_write_all),
         cmocka_unit_test(test_idle_writes_when_nothing_is_asked),
