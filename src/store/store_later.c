@@ -22,8 +22,7 @@
 
 #define WRITE_AHEAD 8u                  /* an eighth of the cache region */
 #define AHEAD_STEPS 512u                /* slots looked at, per run */
-#define AHEAD_PAUSE_NS INT64_C(1000000) /* between two runs of a pass, when nothing else happens \
-                                         */
+#define AHEAD_PAUSE_NS INT64_C(1000000) /* between two runs of a pass */
 #define IDLE_STEPS 1024u                /* slots looked at, per run */
 #define SAVES_PER_REQUEST 8             /* rule 2 */
 
