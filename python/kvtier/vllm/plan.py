@@ -1,0 +1,29 @@
+"""What the scheduler tells the workers, step by step (plain data: it crosses processes)."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Transfer:
+    """Blocks of one request. hashes: of the chain's blocks, in order, one for each page."""
+
+    request: str
+    hashes: list[bytes]
+    pages: list[int]
+    first_block: int = 0          # of the prompt: number of hashes[0]
+    parent: bytes | None = None   # hash of the block before
+
+
+@dataclass
+class Step:
+    """One engine step. new_pages: pages that were handed out and will be computed; cancelled:
+    requests that ended while their blocks were on their way; prefill: (new, cached) tokens when
+    the step is nothing but one prompt being computed; idle: nothing is computed in this step."""
+
+    loads: list[Transfer] = field(default_factory=list)
+    stores: list[Transfer] = field(default_factory=list)
+    new_pages: list[int] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    prefill: tuple[int, int] | None = None
+    idle: bool = False

@@ -1,0 +1,55 @@
+"""kv_connector_extra_config: the options of this connector, and those of the library behind it."""
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..cache import each_option
+from .._errors import ConfigError
+
+_OWN = {
+    "load": "async (default): the engine goes on while blocks arrive; sync: the step waits for them",
+    "weights_digest": "identity of the weights instead of a digest of their files",
+    "salt": "tenant salt: caches of different salts share no block",
+    "pages": "auto (default), or opaque: store pages as bytes, exact and not coded",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the connector was told. options: for kvtier.Cache; the rest is its own."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    load_async: bool = True
+    weights_digest: str = ""
+    salt: bytes = b""
+    opaque: bool = False
+
+    @property
+    def daemon(self) -> bool:
+        """Whether the store lives in kvtierd and can be shared by processes."""
+        return bool(self.options.get("daemon"))
+
+
+def parse(extra: Mapping[str, Any] | None) -> Settings:
+    """Settings of the extra config. ConfigError names a key that does not exist, with the nearest
+    that does, and a value that makes no sense."""
+    extra = dict(extra or {})
+    load = str(extra.pop("load", "async"))
+    if load not in ("async", "sync"):
+        raise ConfigError(f"kv_connector_extra_config: load={load!r} is neither async nor sync")
+    digest = str(extra.pop("weights_digest", ""))
+    salt = str(extra.pop("salt", "")).encode()
+    pages = str(extra.pop("pages", "auto"))
+    if pages not in ("auto", "opaque"):
+        raise ConfigError(f"kv_connector_extra_config: pages={pages!r} is neither auto nor opaque")
+    known = [name for name, _, _ in each_option()]
+    for key in extra:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), [*known, *_OWN], 1)
+            raise ConfigError(f"kv_connector_extra_config: no option is called {key!r}" +
+                              (f"; did you mean {near[0]!r}?" if near else
+                               f"; there are {', '.join(sorted([*known, *_OWN]))}"))
+    return Settings(extra, load == "async", digest, salt, pages == "opaque")

@@ -1,0 +1,310 @@
+"""The worker's half: pools over the engine's KV tensors, loads and stores in flight.
+
+Pages and requests of the engine:
+- a page that is being loaded belongs to a request that waits for it; it is reported as received
+  when every load of it has ended, whatever came of it, with the pages that hold nothing;
+- a page that is being stored may be handed out again before the store has read it (preemption):
+  the step that would overwrite it waits first;
+- a request that ends is held by the scheduler until its stores have ended.
+Threads: the engine's worker thread alone.
+"""
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .._errors import BusyError, ErrorCode, KvtierError, UnsupportedError
+from ..cache import Pool, Request
+from ..layout import Keys
+from .pages import Model, find_places, model_of
+from .plan import Step, Transfer
+from .settings import Settings
+from .stats import Counts
+from .store import Store
+
+_log = logging.getLogger("vllm.kvtier")
+_IDLE_WAIT = 0.002   # seconds that a step without work waits for blocks to arrive
+_BATCH = 256         # blocks of one request to the library
+_FINE = (0, int(ErrorCode.EXISTS))
+
+
+class _Load:
+    """Loads of one request of the engine."""
+
+    def __init__(self, what: Transfer) -> None:
+        self.what = what
+        self.parts: list[tuple[Request, list[int]]] = []
+        self.left = list(range(len(what.hashes)))  # blocks not yet handed to the library
+        self.failed: set[int] = set()              # pages
+        self.began = time.monotonic()
+        self.cancelled = False
+
+
+class Worker:
+    """See the file's head. rank: of the tensor-parallel group, 0 where all hold the same bytes."""
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings, store: Store,
+                 counts: Counts) -> None:
+        self._config, self._kv_cache_config = vllm_config, kv_cache_config
+        self._settings, self._store, self._counts = settings, store, counts
+        self._rank = 0
+        self._pool: Pool | None = None
+        self._block_tokens = 0
+        self._device = torch.device("cpu")
+        self._loads: dict[str, _Load] = {}
+        self._stores: dict[str, list[tuple[Request, list[int]]]] = {}
+        self._storing: Counter[int] = Counter()  # pages that stores still read
+        self.seen: set[str] = set()  # requests that the scheduler holds when they end
+        self._finishing: set[str] = set()
+        self._invalid: set[int] = set()
+        self._step_began = 0.0
+        self._timing: list[tuple[Any, Any, tuple[int, int]]] = []
+
+    # ---- the engine's pages ----
+
+    def register(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Make the pool. UnsupportedError: the pages cannot be understood or shared."""
+        model = model_of(self._kv_cache_config, self._settings.opaque)
+        layers = self._config.compilation_config.static_forward_context
+        blocks = self._kv_cache_config.num_blocks
+        places = find_places(model.shapes, tensors, layers, blocks)
+        if places is None:
+            if self._settings.daemon:
+                raise UnsupportedError('kvtier: the inside of this engine\'s pages is not known; '
+                                       'set "pages": "opaque" in kv_connector_extra_config to '
+                                       "store them as they are")
+            model = model_of(self._kv_cache_config, opaque=True)
+            places = find_places(model.shapes, tensors, layers, blocks)
+        first = tensors[model.shapes[0].layer]
+        self._device = first.device
+        index = -1 if first.device.type == "cpu" else first.device.index or 0
+        namespace = self._store.open_namespace(model)
+        self._pool = self._store.cache.pool(model.layout, places, blocks, index,
+                                            list(tensors.values()))
+        self._block_tokens = model.block_tokens
+        self._rank = 0 if model.replicated else self._config.parallel_config.rank
+        _log.info("kvtier: %d layers, %d pages of %d tokens, %d bytes a block in the engine, %d "
+                  "stored, namespace %s", len(model.shapes), blocks, model.block_tokens,
+                  self._engine_bytes(model), namespace.record_bytes(), namespace.id.hex())
+
+    @staticmethod
+    def _engine_bytes(model: Model) -> int:
+        return model.block_tokens * model.layout.token_bytes
+
+    def _keys(self, hashes: Iterable[bytes]) -> Keys:
+        return Keys.from_hashes(hashes, 0, self._rank)
+
+    def _stream(self) -> int | None:
+        return torch.cuda.current_stream(self._device).cuda_stream \
+            if self._device.type == "cuda" else None
+
+    # ---- a step ----
+
+    def begin(self, step: Step) -> None:
+        """Before the forward pass: pages that are handed out anew must not be read any more, and
+        hold exact KV from now on."""
+        self.seen.update(what.request for what in step.stores)
+        if self._pool is None:
+            return
+        for name in step.cancelled:
+            if name in self._loads:
+                self._cancel(self._loads[name])
+        if step.new_pages:
+            self._let_go(step.new_pages)
+            self._pool.reset_origin(step.new_pages)
+        if step.prefill:
+            self._step_began = time.monotonic()
+            if self._device.type == "cuda":
+                start = torch.cuda.Event(enable_timing=True)
+                start.record()
+                self._timing.append((start, None, step.prefill))
+
+    def _let_go(self, pages: Iterable[int]) -> None:
+        busy = {page for page in pages if page in self._storing}
+        if not busy:
+            return
+        self._counts.add(store_waits=1)
+        for pending in list(self._stores.values()):
+            for request, used in pending:
+                if not busy.isdisjoint(used):
+                    request.wait()
+        self._reap_stores()
+
+    def load(self, step: Step, wait: bool) -> None:
+        """Start the loads of the step; wait: until they have ended."""
+        for what in step.loads:
+            self._let_go(what.pages)
+            self._loads[what.request] = _Load(what)
+            self._submit_load(self._loads[what.request])
+        if wait:
+            for what in step.loads:
+                self._finish_load(what.request)
+
+    def _finish_load(self, name: str) -> None:
+        load = self._loads[name]
+        while not self._load_ended(load):
+            for request, _ in load.parts[:1]:
+                request.wait()
+        del self._loads[name]
+        self._invalid |= load.failed
+
+    def _submit_load(self, load: _Load) -> None:
+        what = load.what
+        while load.left and not load.cancelled:
+            now = load.left[:_BATCH]
+            pages = [what.pages[i] for i in now]
+            try:
+                request = self._store.namespace.load(
+                    self._pool, self._keys(what.hashes[i] for i in now), pages,
+                    stream=self._stream())
+            except BusyError:
+                return  # the next step tries again
+            except KvtierError as error:
+                _log.warning("kvtier: a load was refused, its blocks are computed: %s", error)
+                self._fail(load, [what.pages[i] for i in load.left])
+                load.left = []
+                return
+            del load.left[:_BATCH]
+            load.parts.append((request, pages))
+
+    def _cancel(self, load: _Load) -> None:
+        load.cancelled = True
+        load.failed.update(load.what.pages[i] for i in load.left)
+        load.left = []
+        for request, _ in load.parts:
+            request.cancel()
+
+    def _fail(self, load: _Load, pages: list[int]) -> None:
+        load.failed.update(pages)
+        self._counts.add(failed_blocks=len(pages))
+        self._pool.reset_origin(pages)  # they will be computed
+
+    def _load_ended(self, load: _Load) -> bool:
+        """Take in what has ended; true: all of it."""
+        self._submit_load(load)
+        waiting = []
+        for request, pages in load.parts:
+            if not request.wait(0):
+                waiting.append((request, pages))
+                continue
+            bad = [page for page, code in zip(pages, request.status()) if code != 0]
+            report = request.report()
+            request.close()
+            self._counts.add(loaded_blocks=len(pages) - len(bad),
+                             loaded_dram_blocks=report.blocks_dram,
+                             loaded_disk_blocks=report.blocks_disk)
+            if bad:
+                self._fail(load, bad)
+        load.parts = waiting
+        if waiting or load.left:
+            return False
+        self._counts.add(loads=1, load_seconds=time.monotonic() - load.began)
+        return True
+
+    def save(self, step: Step) -> None:
+        """After the forward pass: store the blocks that it has filled."""
+        if self._pool is None:
+            return
+        self._observe(step)
+        for what in step.stores:
+            parent, position = what.parent, what.first_block * self._block_tokens
+            for start in range(0, len(what.hashes), _BATCH):
+                self._store_some(what, start, parent, position + start * self._block_tokens)
+                parent = what.hashes[min(start + _BATCH, len(what.hashes)) - 1]
+
+    def _store_some(self, what: Transfer, start: int, parent: bytes | None, position: int) -> None:
+        hashes = what.hashes[start:start + _BATCH]
+        pages = what.pages[start:start + _BATCH]
+        try:
+            request = self._store.namespace.store(
+                self._pool, self._keys(hashes), pages,
+                parent=self._keys([parent]) if parent is not None else None, first_pos=position,
+                stream=self._stream())
+        except KvtierError as error:
+            self._counts.add(dropped_blocks=len(pages))
+            if not isinstance(error, BusyError):
+                _log.warning("kvtier: a store was refused: %s", error)
+            return
+        self._stores.setdefault(what.request, []).append((request, pages))
+        self._storing.update(pages)
+
+    def _observe(self, step: Step) -> None:
+        """Tell the planner what a prompt cost, from steps that compute nothing else."""
+        if self._device.type == "cuda":
+            if step.prefill and self._timing and self._timing[-1][1] is None:
+                end = torch.cuda.Event(enable_timing=True)
+                end.record()
+                start, _, tokens = self._timing.pop()
+                self._timing.append((start, end, tokens))
+            while self._timing and self._timing[0][1] is not None and self._timing[0][1].query():
+                start, end, (new, cached) = self._timing.pop(0)
+                self._store.namespace.observe_prefill(new, cached,
+                                                      start.elapsed_time(end) / 1000)
+        elif step.prefill:
+            self._store.namespace.observe_prefill(*step.prefill,
+                                                  time.monotonic() - self._step_began)
+
+    def _reap_stores(self) -> None:
+        for name in list(self._stores):
+            left = []
+            for request, pages in self._stores[name]:
+                if not request.wait(0):
+                    left.append((request, pages))
+                    continue
+                fine = sum(code in _FINE for code in request.status())
+                request.close()
+                self._counts.add(stored_blocks=fine, dropped_blocks=len(pages) - fine)
+                self._storing.subtract(pages)
+            if left:
+                self._stores[name] = left
+            else:
+                del self._stores[name]
+        if not self._stores:
+            self._storing.clear()
+        else:
+            self._storing = +self._storing
+
+    def finished(self, ended: set[str], idle: bool) -> tuple[set[str], set[str], set[str]]:
+        """(requests whose stores have ended, requests whose loads have ended, of those the ones
+        that failed in part). ended: requests that the scheduler holds until their stores have."""
+        if idle and self._loads:
+            load = next(iter(self._loads.values()))
+            for request, _ in load.parts[:1]:
+                request.wait(_IDLE_WAIT)
+        elif idle and self._stores and self._finishing:
+            next(iter(self._stores.values()))[0][0].wait(_IDLE_WAIT)
+        self._reap_stores()
+        self._finishing |= ended
+        sent = {name for name in self._finishing if name not in self._stores}
+        self._finishing -= sent
+        self.seen -= sent
+        received, failed = set(), set()
+        for name in list(self._loads):
+            load = self._loads[name]
+            if self._load_ended(load):
+                del self._loads[name]
+                received.add(name)
+                self._invalid |= load.failed
+                if load.failed:
+                    failed.add(name)
+        return sent, received, failed
+
+    def take_invalid(self) -> set[int]:
+        """Pages that were to be loaded and hold nothing, since the last call."""
+        out, self._invalid = self._invalid, set()
+        return out
+
+    def close(self) -> None:
+        """End what is in flight. Blocks until no page is read or written any more."""
+        for load in self._loads.values():
+            self._cancel(load)
+        self._loads.clear()
+        self._stores.clear()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
