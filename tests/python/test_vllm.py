@@ -17,7 +17,7 @@ from conftest import SEED, need
 
 need("vllm", "vllm")
 import torch  # noqa: E402
-from kvtier import ConfigError, UnsupportedError  # noqa: E402
+from kvtier import ConfigError, UnsupportedError, _engines  # noqa: E402
 from kvtier.vllm import settings  # noqa: E402
 
 HERE = pathlib.Path(__file__).parent
