@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -328,7 +329,84 @@ static void test_a_segment_of_another_user_is_left_alone(void **state)
     assert_int_equal(after.st_mtim.tv_nsec, before.st_mtim.tv_nsec);
 }
 
-int main(void)
+static void test_a_directory_for_everybody_is_warned_of(void **state)
+{
+    struct rig_shape shape = rig_shape_small(CHAIN);
+
+    (void)state;
+    rig_init(&rig, &shape, "dram=4MiB", "32MiB");
+    assert_int_equal(chmod(rig.dir, 0777), 0);
+    rig_open(&rig);
+    assert_non_null(strstr(rig.log, "every user"));
+    rig_close(&rig);
+    assert_int_equal(chmod(rig.dir, 01777), 0); /* others cannot take our files away */
+    rig_open(&rig);
+    assert_null(strstr(rig.log, "every user"));
+}
+
+/* ---- the environment ---- */
+
+/* In the child: 0: KVTIER_CONFIG was not looked at. */
+static int child_open(void)
+{
+    struct kvt_cache *cache;
+    int rc = kvt_open(NULL, &cache, NULL, 0);
+
+    return rc == 0 ? 0 : rc == KVT_E_CONFIG_KEY ? 1 : 2;
+}
+
+static int run_copy(const char *path)
+{
+    char *const argv[] = {(char *)(uintptr_t)path, (char *)(uintptr_t) "open", NULL};
+    char *const envp[] = {(char *)(uintptr_t) "KVTIER_CONFIG=nonsense=1", NULL};
+    int status = 0;
+    pid_t pid;
+
+    fflush(NULL);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)execve(path, argv, envp);
+        _exit(99);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void test_the_environment_of_a_set_user_id_program_is_ignored(void **state)
+{
+    char dir[100], path[120], buf[65536];
+    int from, to;
+    ssize_t n;
+
+    (void)state;
+    if (geteuid() != 0) {
+        printf("           skipped: only root can make a program of somebody else\n");
+        skip();
+    }
+    rig_dir_make(dir, sizeof(dir));
+    assert_int_equal(chmod(dir, 0711), 0);
+    snprintf(path, sizeof(path), "%s/program", dir);
+    from = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    to = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700);
+    assert_true(from >= 0 && to >= 0);
+    while ((n = read(from, buf, sizeof(buf))) > 0)
+        assert_int_equal(write(to, buf, (size_t)n), n);
+    close(from);
+    close(to);
+    assert_int_equal(run_copy(path), 1); /* it is looked at */
+    assert_int_equal(chown(path, 65534, 65534), 0);
+    assert_int_equal(chmod(path, 04755), 0);
+    n = run_copy(path);
+    rig_dir_remove(dir);
+    if (n == 1 || n == 99) { /* mounted with nosuid, or user 65534 may not read the libraries */
+        printf("           skipped: set-user-id has no effect here\n");
+        skip();
+    }
+    assert_int_equal(n, 0);
+}
+
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_purged_blocks_leave_no_byte, tear_down),
@@ -340,7 +418,11 @@ int main(void)
         cmocka_unit_test_teardown(test_no_socket_is_opened, tear_down),
         cmocka_unit_test_teardown(test_a_root_with_a_file_of_another_user_is_refused, tear_down),
         cmocka_unit_test_teardown(test_a_segment_of_another_user_is_left_alone, tear_down),
+        cmocka_unit_test_teardown(test_a_directory_for_everybody_is_warned_of, tear_down),
+        cmocka_unit_test(test_the_environment_of_a_set_user_id_program_is_ignored),
     };
 
+    if (argc == 2 && strcmp(argv[1], "open") == 0)
+        _exit(child_open());
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
