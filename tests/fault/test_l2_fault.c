@@ -126,6 +126,56 @@ static void test_a_batch_behind_a_failed_one(void **state)
     done(io);
 }
 
+/* The same, and the footer that was to remember the batch behind the failed one cannot be written: a
+ * restart will not find it, so a flush must not say that it is safe. */
+static void test_no_footer_for_a_batch_behind_a_failed_one(void **state)
+{
+    struct kvt_io *io = faulty(1u << 30);
+    const struct fault_rule second = {.ops = FAULT_WRITE,
+                                      .name = "seg-",
+                                      .skip = 1,
+                                      .times = 1,
+                                      .action = FAULT_FAIL,
+                                      .error = EIO};
+    const struct fault_rule footer = {.ops = FAULT_WRITE,
+                                      .name = "seg-00000000",
+                                      .times = 1,
+                                      .action = FAULT_FAIL,
+                                      .error = EIO};
+    uint32_t ids[3] = {1, 2, 3};
+    int rc, number;
+
+    (void)state;
+    open_env(io, CAP);
+    assert_int_equal(l2_env_put(&env, 0, 1, 4), 0);
+    fault_io_hold(io, 1);
+    fault_io_rule(io, &second);
+    for (uint32_t i = 0; i < 2; i++) { /* 1 passes, 2 fails ... */
+        assert_int_equal(l2_env_queue(&env, &ids[i], 1, 1, 4), 0);
+        if (i == 1)
+            assert_int_equal(l2_env_queue(&env, &ids[2], 1, 1, 4), 0); /* ... 3 is behind it */
+        while (env.in_flight && i == 0) {
+            fault_io_release(io, 10, 0);
+            l2_env_turn(&env);
+        }
+    }
+    fault_io_release(io, 10, 1); /* the later one first, and no turn: no footer yet */
+    number = fault_io_rule(io, &footer);
+    fault_io_hold(io, 0);
+    while (env.in_flight)
+        l2_env_turn(&env);
+    rc = l2_env_flush(&env);
+    assert_int_equal(fault_io_rule_state(io, number)->fired, 1);
+    assert_int_equal(rc, -EIO);
+    assert_int_equal(l2_env_flush(&env), 0); /* said once */
+    l2_env_close(&env);
+    assert_int_equal(l2_env_open(&env, io), 0);
+    assert_int_equal(l2_env_get(&env, 0), 0);
+    assert_int_equal(l2_env_get(&env, 1), 0);
+    assert_int_equal(l2_env_get(&env, 2), KVT_E_MISS);
+    done(io);
+}
+
 /* A scripted life; returns false when the root could not even be opened. */
 static bool life(struct kvt_io *io)
 {
@@ -513,6 +563,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_c5_one_failed_write),
         cmocka_unit_test(test_a_batch_behind_a_failed_one),
+        cmocka_unit_test(test_no_footer_for_a_batch_behind_a_failed_one),
         cmocka_unit_test(test_each_operation_fails),
         cmocka_unit_test(test_dead_drive_does_not_evict_everything),
         cmocka_unit_test(test_c27_small_file_system),
