@@ -4,11 +4,12 @@
  * completions; the store's own timers give poll() its limit. Before it sleeps it announces so in
  * every ring and looks once more (base/ring.h), so no message is slept over and it never spins.
  *
- * A client's place goes FREE -> LIVE (connect) -> LEAVING (disconnect) -> GONE (the thread has let
+ * A client's place goes FREE -> LIVE (attach) -> LEAVING (detach) -> GONE (the thread has let
  * go of it) -> FREE. A client whose reply ring is full, or whose messages are broken, becomes
- * BROKEN: its reply ring is closed, which tells it; it loses its pins and slots, and stays so until
- * it disconnects.
- * Threads: connect, disconnect and enable from any; everything of the store on the owner's.
+ * BROKEN: its reply ring is closed, which tells it; it loses its pins and grants at once, and what
+ * it was filling when it is detached: until then its threads may still write there, and a slot that
+ * somebody else fills meanwhile would get a valid checksum over their bytes.
+ * Threads: attach, detach and enable from any; everything of the store on the owner's.
  */
 #include "store/owner.h"
 
@@ -36,8 +37,11 @@ struct client {
     uint32_t number; /* life << 6 | index: a later client of this place has another number */
     struct kvt_ring requests; /* consumer side */
     struct kvt_ring replies;  /* producer side */
-    void *memory;
-    int reply_fd;
+    bool remote; /* of another process: it has a request fd of its own, and no second chance */
+    bool told;   /* BROKEN, and it has been told */
+    _Atomic int expelled; /* BROKEN because somebody wanted it */
+    int broken_fd;
+    void *memory; /* ours; NULL: the wire is somebody else's */
 };
 
 struct kvt_owner {
@@ -47,6 +51,7 @@ struct kvt_owner {
     int started;
     int again; /* the owner's thread: a client broke while it was not its turn */
     int wake_fd;
+    _Atomic int64_t spin_ns;
     _Atomic int stopping;
     _Atomic int enabled;
     pthread_mutex_t lock; /* of `left` and of giving places out; never held while handling */
@@ -80,13 +85,27 @@ int kvt_owner_new(struct kvt_owner **out)
     return 0;
 }
 
-static void wake(struct kvt_owner *owner)
+static void ring(int fd)
 {
     uint64_t one = 1;
 
     /* Full means that it is readable already. */
-    if (write(owner->wake_fd, &one, sizeof(one)) < 0)
+    if (write(fd, &one, sizeof(one)) < 0)
         return;
+}
+
+static void wake(struct kvt_owner *owner)
+{
+    ring(owner->wake_fd);
+}
+
+/* Empty an event fd that poll() found readable. */
+static void unring(int fd)
+{
+    uint64_t rung;
+
+    if (read(fd, &rung, sizeof(rung)) < 0)
+        return; /* somebody else has */
 }
 
 /* Pairs with the release stores of connect() and disconnect(). */
@@ -145,8 +164,11 @@ static bool client_turn(struct kvt_owner *owner, struct client *client)
             break;
         memcpy(msg, frame, (size_t)bytes);
         kvt_ring_pop(&client->requests);
-        broken = msg->bytes > (uint32_t)bytes ||
-                 kvt_store_handle(owner->store, client->number, msg) != 0;
+        broken = msg->bytes > (uint32_t)bytes;
+        if (!broken) {
+            int rc = kvt_store_handle(owner->store, client->number, msg);
+            broken = rc < 0 || (rc > 0 && client->remote);
+        }
     }
     if (broken) {
         int place = PLACE_LIVE;
@@ -155,6 +177,20 @@ static bool client_turn(struct kvt_owner *owner, struct client *client)
                                                 memory_order_acq_rel, memory_order_acquire);
     }
     return count > 0;
+}
+
+/* First told, then taken from: a record decoded while the ring was open is good. */
+static void tell_broken(struct kvt_owner *owner, struct client *client)
+{
+    client->told = true;
+    if (!atomic_load_explicit(&client->expelled, memory_order_relaxed))
+        kvt_log(&owner->params.log, KVT_LOG_ERROR,
+                "client %u broke the protocol or left no room for replies: disconnected",
+                client->number);
+    kvt_ring_close(&client->replies);
+    kvt_store_client_stop(owner->store, client->number);
+    if (client->broken_fd >= 0)
+        ring(client->broken_fd);
 }
 
 /* One turn for every client. */
@@ -169,14 +205,8 @@ static bool clients_turn(struct kvt_owner *owner)
         if (place == PLACE_LIVE)
             any = client_turn(owner, client) || any;
         place = place_of(client);
-        if (place == PLACE_BROKEN && client->number) {
-            kvt_log(&owner->params.log, KVT_LOG_ERROR,
-                    "a client broke the protocol or left no room for replies: disconnected");
-            /* First told, then taken from: a record decoded while the ring was open is good. */
-            kvt_ring_close(&client->replies);
-            kvt_store_client_gone(owner->store, client->number);
-            client->number = 0;
-        }
+        if (place == PLACE_BROKEN && !client->told)
+            tell_broken(owner, client);
         if (place == PLACE_LEAVING) {
             let_go(owner, client, PLACE_GONE);
             pthread_mutex_lock(&owner->lock);
@@ -206,17 +236,19 @@ static void awake(struct kvt_owner *owner)
             kvt_ring_awake(&owner->clients[i].requests);
 }
 
-static void sleep_until(struct kvt_owner *owner, int64_t when)
+/* Descriptors that wake the thread. Remote clients come first, right behind our own. */
+static nfds_t poll_set(struct kvt_owner *owner, struct pollfd *fds, nfds_t *own)
 {
-    struct pollfd fds[KVT_STORE_ROOTS_MAX + 1] = {{.fd = owner->wake_fd, .events = POLLIN}};
-    nfds_t count = 1;
-    int64_t left = when == INT64_MAX ? 0 : when - kvt_clock_now(&owner->params.clock);
-    struct timespec limit;
-    uint64_t rung;
+    nfds_t count = 0;
 
-    if (when != INT64_MAX && left <= 0)
-        return;
-    limit = (struct timespec){.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
+    fds[count++] = (struct pollfd){.fd = owner->wake_fd, .events = POLLIN};
+    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
+        const struct client *client = &owner->clients[i];
+
+        if (place_of(client) == PLACE_LIVE && client->remote)
+            fds[count++] = (struct pollfd){.fd = client->requests.event_fd, .events = POLLIN};
+    }
+    *own = count;
     for (uint32_t i = 0; i < owner->params.root_count; i++) {
         struct kvt_io *io = owner->params.roots[i].io;
         int fd = io->ops->event_fd(io);
@@ -224,10 +256,26 @@ static void sleep_until(struct kvt_owner *owner, int64_t when)
         if (fd >= 0)
             fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
+    return count;
+}
+
+static void sleep_until(struct kvt_owner *owner, int64_t when)
+{
+    struct pollfd fds[1 + CLIENTS_MAX + KVT_STORE_ROOTS_MAX];
+    nfds_t own, count;
+    int64_t left = when == INT64_MAX ? 0 : when - kvt_clock_now(&owner->params.clock);
+    struct timespec limit;
+
+    if (when != INT64_MAX && left <= 0)
+        return;
+    limit = (struct timespec){.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
+    count = poll_set(owner, fds, &own);
     /* An error (EINTR) is a wake-up like any other: the loop looks at everything again. */
-    (void)ppoll(fds, count, when == INT64_MAX ? NULL : &limit, NULL);
-    if (read(owner->wake_fd, &rung, sizeof(rung)) < 0)
-        return; /* it was not this one */
+    if (ppoll(fds, count, when == INT64_MAX ? NULL : &limit, NULL) <= 0)
+        return;
+    for (nfds_t i = 0; i < own; i++)
+        if (fds[i].revents)
+            unring(fds[i].fd);
 }
 
 /* Somebody brings one more root; they wait until all that it holds is in the index. */
@@ -285,10 +333,30 @@ int kvt_owner_root_add(struct kvt_owner *owner, const struct kvt_store_root *roo
     return rc;
 }
 
+void kvt_owner_spin(struct kvt_owner *owner, int64_t spin_ns)
+{
+    atomic_store_explicit(&owner->spin_ns, spin_ns, memory_order_relaxed);
+}
+
+/* Whether to look once more instead of sleeping. since: of the first look in vain; 0: this one. */
+static bool spinning(struct kvt_owner *owner, int64_t *since)
+{
+    int64_t spin_ns = atomic_load_explicit(&owner->spin_ns, memory_order_relaxed);
+    int64_t now;
+
+    if (spin_ns <= 0)
+        return false;
+    now = kvt_clock_now(&owner->params.clock);
+    if (!*since)
+        *since = now;
+    return now - *since < spin_ns;
+}
+
 static void *owner_thread(void *arg)
 {
     struct kvt_owner *owner = arg;
     int enabled = 1;
+    int64_t busy_ns = 0; /* when there was something to do */
 
     /* acquire: pairs with the release of stop(); everything before it is seen */
     while (!atomic_load_explicit(&owner->stopping, memory_order_acquire)) {
@@ -304,8 +372,11 @@ static void *owner_thread(void *arg)
         next_run = kvt_store_run(owner->store);
         if (any || owner->again) {
             owner->again = 0;
+            busy_ns = 0;
             continue;
         }
+        if (spinning(owner, &busy_ns))
+            continue;
         if (announce(owner))
             sleep_until(owner, next_run);
         awake(owner);
@@ -335,13 +406,28 @@ int kvt_owner_start(struct kvt_owner *owner, struct kvt_store *store,
     return 0;
 }
 
-static void client_free(struct client *client)
+/* Memory and reply fd of a client of this process. */
+static void wire_free(struct client *client)
 {
-    if (client->reply_fd > 0)
-        close(client->reply_fd);
+    if (!client->memory)
+        return;
+    close(client->replies.event_fd);
     free(client->memory);
     client->memory = NULL;
-    client->reply_fd = 0;
+}
+
+int kvt_channel_attach(struct kvt_channel *channel, const struct kvt_wire *wire)
+{
+    int err;
+
+    if (!kvt_wire_bytes(wire->ring_bytes))
+        return KVT_E_INVAL;
+    err = kvt_ring_init(&channel->requests, wire->memory, wire->ring_bytes, wire->request_fd, 0);
+    if (err)
+        return err;
+    return kvt_ring_init(&channel->replies,
+                         (uint8_t *)wire->memory + kvt_wire_replies_at(wire->ring_bytes),
+                         wire->ring_bytes, wire->reply_fd, 0);
 }
 
 void kvt_owner_stop(struct kvt_owner *owner, int64_t timeout_ns)
@@ -355,49 +441,31 @@ void kvt_owner_stop(struct kvt_owner *owner, int64_t timeout_ns)
         kvt_store_close(owner->store, timeout_ns);
     }
     for (uint32_t i = 0; i < CLIENTS_MAX; i++)
-        client_free(&owner->clients[i]);
+        wire_free(&owner->clients[i]);
     pthread_cond_destroy(&owner->left);
     pthread_mutex_destroy(&owner->lock);
     close(owner->wake_fd);
     free(owner);
 }
 
-/* Rings of a new client, both ends. */
-static int client_init(struct kvt_owner *owner, struct client *client, uint32_t ring_bytes,
-                       struct kvt_channel *out)
+size_t kvt_wire_replies_at(uint32_t ring_bytes)
 {
-    size_t bytes = kvt_round_up(kvt_ring_bytes(ring_bytes), 64);
-    uint8_t *memory;
-    int err;
-
-    if (!bytes)
-        return KVT_E_INVAL;
-    memory = aligned_alloc(64, 2 * bytes);
-    if (!memory)
-        return -ENOMEM;
-    memset(memory, 0, 2 * bytes);
-    client->memory = memory;
-    client->reply_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (client->reply_fd < 0) {
-        client->reply_fd = 0;
-        return -errno;
-    }
-    err = kvt_ring_init(&client->requests, memory, ring_bytes, owner->wake_fd, 1);
-    if (!err)
-        err = kvt_ring_init(&out->requests, memory, ring_bytes, owner->wake_fd, 0);
-    if (!err)
-        err = kvt_ring_init(&client->replies, memory + bytes, ring_bytes, client->reply_fd, 1);
-    if (!err)
-        err = kvt_ring_init(&out->replies, memory + bytes, ring_bytes, client->reply_fd, 0);
-    return err;
+    return kvt_round_up(kvt_ring_bytes(ring_bytes), 64);
 }
 
-int kvt_owner_connect(struct kvt_owner *owner, uint32_t ring_bytes, struct kvt_channel *out)
+size_t kvt_wire_bytes(uint32_t ring_bytes)
+{
+    return 2 * kvt_wire_replies_at(ring_bytes);
+}
+
+int kvt_owner_attach(struct kvt_owner *owner, const struct kvt_wire *wire, uint32_t *number)
 {
     struct client *client = NULL;
     uint32_t index;
     int err;
 
+    if (!kvt_wire_bytes(wire->ring_bytes))
+        return KVT_E_INVAL;
     pthread_mutex_lock(&owner->lock);
     for (index = 0; index < CLIENTS_MAX && !client; index++)
         if (place_of(&owner->clients[index]) == PLACE_FREE)
@@ -409,37 +477,97 @@ int kvt_owner_connect(struct kvt_owner *owner, uint32_t ring_bytes, struct kvt_c
     pthread_mutex_unlock(&owner->lock);
     if (!client)
         return KVT_E_LIMIT;
-    memset(out, 0, sizeof(*out));
-    err = client_init(owner, client, ring_bytes, out);
+    client->told = false;
+    atomic_store_explicit(&client->expelled, 0, memory_order_relaxed);
+    client->remote = wire->request_fd != owner->wake_fd;
+    client->broken_fd = wire->broken_fd;
+    err = kvt_ring_init(&client->requests, wire->memory, wire->ring_bytes, wire->request_fd, 1);
+    if (!err)
+        err = kvt_ring_init(&client->replies,
+                            (uint8_t *)wire->memory + kvt_wire_replies_at(wire->ring_bytes),
+                            wire->ring_bytes, wire->reply_fd, 1);
     if (err) {
-        client_free(client);
         atomic_store_explicit(&client->place, PLACE_FREE, memory_order_release);
         return err;
     }
-    out->arena = owner->params.arena;
-    out->arena_bytes = owner->params.arena_bytes;
-    out->client = client->number;
+    *number = client->number;
     /* release: the thread that sees LIVE sees the rings */
     atomic_store_explicit(&client->place, PLACE_LIVE, memory_order_release);
     wake(owner); /* it may be asleep without having announced so in this ring */
     return 0;
 }
 
-void kvt_owner_disconnect(struct kvt_owner *owner, struct kvt_channel *channel)
+void kvt_owner_expel(struct kvt_owner *owner, uint32_t number)
 {
-    struct client *client = &owner->clients[channel->client % CLIENTS_MAX];
+    struct client *client = &owner->clients[number % CLIENTS_MAX];
+    int place = PLACE_LIVE;
 
-    if (!channel->client)
-        return;
+    atomic_store_explicit(&client->expelled, 1, memory_order_relaxed);
+    atomic_compare_exchange_strong_explicit(&client->place, &place, PLACE_BROKEN,
+                                            memory_order_acq_rel, memory_order_acquire);
+    wake(owner);
+}
+
+int kvt_owner_broken(const struct kvt_owner *owner, uint32_t number)
+{
+    const struct client *client = &owner->clients[number % CLIENTS_MAX];
+
+    return place_of(client) == PLACE_BROKEN;
+}
+
+void kvt_owner_detach(struct kvt_owner *owner, uint32_t number)
+{
+    struct client *client = &owner->clients[number % CLIENTS_MAX];
+
     atomic_store_explicit(&client->place, PLACE_LEAVING, memory_order_release);
     wake(owner);
     pthread_mutex_lock(&owner->lock);
     while (place_of(client) != PLACE_GONE)
         pthread_cond_wait(&owner->left, &owner->lock);
     pthread_mutex_unlock(&owner->lock);
-    client_free(client);
-    memset(channel, 0, sizeof(*channel));
+    wire_free(client);
     atomic_store_explicit(&client->place, PLACE_FREE, memory_order_release);
+}
+
+int kvt_owner_connect(struct kvt_owner *owner, uint32_t ring_bytes, struct kvt_channel *out)
+{
+    struct kvt_wire wire = {
+        .ring_bytes = ring_bytes, .request_fd = owner->wake_fd, .reply_fd = -1, .broken_fd = -1};
+    size_t bytes = kvt_wire_bytes(ring_bytes);
+    uint32_t number = 0;
+    int err = 0;
+
+    memset(out, 0, sizeof(*out));
+    if (!bytes)
+        return KVT_E_INVAL;
+    wire.memory = aligned_alloc(64, bytes);
+    if (!wire.memory)
+        return -ENOMEM;
+    memset(wire.memory, 0, bytes);
+    wire.reply_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wire.reply_fd < 0)
+        err = -errno;
+    if (!err)
+        err = kvt_owner_attach(owner, &wire, &number);
+    if (err) {
+        if (wire.reply_fd >= 0)
+            close(wire.reply_fd);
+        free(wire.memory);
+        return err;
+    }
+    owner->clients[number % CLIENTS_MAX].memory = wire.memory;
+    out->arena = owner->params.arena;
+    out->arena_bytes = owner->params.arena_bytes;
+    out->client = number;
+    return kvt_channel_attach(out, &wire);
+}
+
+void kvt_owner_disconnect(struct kvt_owner *owner, struct kvt_channel *channel)
+{
+    if (!channel->client)
+        return;
+    kvt_owner_detach(owner, channel->client);
+    memset(channel, 0, sizeof(*channel));
 }
 
 void kvt_owner_enable(struct kvt_owner *owner, int on)

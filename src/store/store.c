@@ -42,6 +42,7 @@ static void destroy(struct kvt_store *store)
     kvt_purges_destroy(store);
     kvt_loads_destroy(store);
     kvt_namespaces_destroy(&store->spaces);
+    kvt_pins_destroy(&store->pins);
     kvt_policy_destroy(&store->policy);
     kvt_admission_destroy(&store->admission);
     kvt_slots_destroy(&store->slots);
@@ -65,6 +66,8 @@ static int tables_init(struct kvt_store *store)
         err = kvt_admit_init(store);
     if (!err)
         err = kvt_namespaces_init(&store->spaces);
+    if (!err)
+        err = kvt_pins_init(&store->pins);
     if (!err)
         err = kvt_loads_init(store);
     if (!err)
@@ -166,16 +169,14 @@ int64_t kvt_store_run(struct kvt_store *store)
     return store->again ? kvt_store_now(store) : next_run;
 }
 
-void kvt_store_client_gone(struct kvt_store *store, uint32_t client)
+/* Take back what a client holds; fills: also the slots that it was filling. */
+static void holds_end(struct kvt_store *store, uint32_t client, bool fills)
 {
-    store->activity++;
-    kvt_loads_client_gone(store, client);
-    kvt_directs_client_gone(store, client);
     for (uint32_t slot = 0; slot < store->slots.arena.touched; slot++) {
         struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
         uint32_t held = 0;
 
-        if (s->state == KVT_SLOT_FREE)
+        if (s->state == KVT_SLOT_FREE || (s->filler && !fills))
             continue;
         while (kvt_slot_unhold(&store->slots, slot, client))
             held++;
@@ -187,6 +188,21 @@ void kvt_store_client_gone(struct kvt_store *store, uint32_t client)
         else
             kvt_slot_settle(store, slot);
     }
+}
+
+void kvt_store_client_stop(struct kvt_store *store, uint32_t client)
+{
+    store->activity++;
+    kvt_loads_client_gone(store, client);
+    kvt_directs_client_gone(store, client);
+    kvt_pins_client_gone(store, client);
+    holds_end(store, client, false);
+}
+
+void kvt_store_client_gone(struct kvt_store *store, uint32_t client)
+{
+    kvt_store_client_stop(store, client);
+    holds_end(store, client, true);
 }
 
 void kvt_store_enable(struct kvt_store *store, int on)

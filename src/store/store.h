@@ -101,10 +101,13 @@ void kvt_store_root_discard(struct kvt_store_joining *joining);
 void kvt_store_close(struct kvt_store *store, int64_t timeout_ns);
 
 /* Handle one request. msg is checked (sizes, counts, handles): a malformed one is answered with
- * KVT_E_INVAL when it can be, and ignored otherwise. Returns 0, or KVT_E_INVAL for a message so
- * broken that the transport should disconnect the client. */
+ * KVT_E_INVAL when it can be, and ignored otherwise. Returns 0; 1 for a malformed one that was
+ * answered; KVT_E_INVAL for a message so broken that the transport must disconnect the client. */
 int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 
+/* A client that may still write into what it was filling has been disconnected: its loads end, its
+ * pins and grants are freed. */
+void kvt_store_client_stop(struct kvt_store *store, uint32_t client);
 /* A client died or left: its pins and uncommitted slots are freed. */
 void kvt_store_client_gone(struct kvt_store *store, uint32_t client);
 

@@ -302,6 +302,13 @@ static int header_check(const struct kvt_store *store, uint32_t slot, uint64_t c
     return 0;
 }
 
+/* The record that takes the place of a pinned one does not fit the pin budget. */
+static void pin_lost(struct kvt_store *store, uint32_t entry)
+{
+    kvt_pins_drop(&store->pins, entry);
+    store->counts.pin_refused++;
+}
+
 /* Make the slot the block of its entry, in place of the one that is there. What is on disk of that
  * one stays the entry's to fall back on, until the slot's own write has ended. */
 static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
@@ -333,7 +340,7 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
         if (store->pinned_bytes + s->record_bytes <= store->params.pin_bytes_max)
             kvt_entry_set_pinned(store, entry, true);
         else
-            store->counts.pin_refused++;
+            pin_lost(store, entry);
     }
     if (!present)
         kvt_admit_first(store, slot);

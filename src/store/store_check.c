@@ -69,6 +69,8 @@ static int check_entry(const struct kvt_store *store, uint32_t entry, const uint
         return BAD("entry %u is there for nothing", entry);
     if (!kvt_index_present(e) && e->pinned)
         return BAD("entry %u is pinned and absent", entry);
+    if (e->pinned != kvt_pins_any(&store->pins, entry))
+        return BAD("entry %u is pinned by nobody, or not although somebody did", entry);
     if (e->slot != KVT_INDEX_NONE && (e->slot >= store->slots.arena.touched ||
                                       kvt_slot_at(&store->slots, e->slot)->entry != entry))
         return BAD("entry %u and slot %u do not name each other", entry, (unsigned)e->slot);

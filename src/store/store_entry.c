@@ -54,8 +54,10 @@ void kvt_entry_settle(struct kvt_store *store, uint32_t entry)
         struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
         uint32_t parent = e->parent;
 
-        if (!kvt_index_present(e) && e->pinned)
+        if (!kvt_index_present(e) && e->pinned) {
             kvt_entry_set_pinned(store, entry, false);
+            kvt_pins_drop(&store->pins, entry);
+        }
         if (kvt_index_present(e) || e->filling || e->children)
             return;
         kvt_namespace_at(&store->spaces, e->ns)->blocks--;

@@ -134,7 +134,7 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
     handler = msg->op < KVT_ARRAY_LEN(handlers) ? &handlers[msg->op] : NULL;
     if (!handler || !handler->handle || msg->count > KVT_MSG_KEYS_MAX) {
         refuse(store, client, msg);
-        return 0;
+        return 1;
     }
     bytes = handler->fixed_bytes + (uint64_t)handler->entry_bytes * msg->count;
     if (msg->bytes != kvt_round_up(bytes, 8) || (handler->takes_ns && !ns_valid(store, msg->ns)) ||
@@ -142,7 +142,7 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
          !keys_valid((const struct kvt_msg_key *)((const uint8_t *)msg + handler->fixed_bytes),
                      msg->count, kvt_namespace_at(&store->spaces, msg->ns - 1)->group))) {
         refuse(store, client, msg);
-        return 0;
+        return 1;
     }
     handler->handle(store, client, msg);
     return 0;

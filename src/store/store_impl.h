@@ -27,6 +27,7 @@
 #include "plan/admission.h"
 #include "store/l2.h"
 #include "store/namespaces.h"
+#include "store/pins.h"
 #include "store/policy.h"
 #include "store/store.h"
 
@@ -222,6 +223,7 @@ struct kvt_store {
     struct kvt_slots slots;
     struct kvt_policy policy;
     struct kvt_namespaces spaces;
+    struct kvt_pins pins; /* of kvt_pin: who */
     struct kvt_store_disk disks[KVT_STORE_ROOTS_MAX];
     uint32_t disk_count;
     uint64_t sequence_next;
@@ -370,6 +372,8 @@ void kvt_handle_prefetch(struct kvt_store *store, uint32_t client, const struct 
 void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_stat(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+/* store_query.c: what the client had pinned by PIN is nobody's, unless others pinned it too. */
+void kvt_pins_client_gone(struct kvt_store *store, uint32_t client);
 
 /* ---- store_acquire.c: how loads begin and end */
 __attribute__((warn_unused_result)) int kvt_loads_init(struct kvt_store *store);

@@ -185,21 +185,38 @@ void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt
         kvt_reply_status(store, client, msg->op, msg->cookie, touched);
 }
 
-static bool pin_one(struct kvt_store *store, uint32_t entry, bool pin)
+static bool pin_one(struct kvt_store *store, uint32_t client, uint32_t entry)
 {
     const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
     if (!kvt_index_present(e))
         return false;
-    if (pin && !e->pinned &&
-        store->pinned_bytes + kvt_entry_bytes(store, entry) > store->params.pin_bytes_max) {
+    if ((!e->pinned &&
+         store->pinned_bytes + kvt_entry_bytes(store, entry) > store->params.pin_bytes_max) ||
+        !kvt_pins_add(&store->pins, entry, client)) {
         store->counts.pin_refused++;
         return false;
     }
-    if (!pin && !e->pinned)
-        return false;
-    kvt_entry_set_pinned(store, entry, pin);
+    kvt_entry_set_pinned(store, entry, true);
     return true;
+}
+
+static bool unpin_one(struct kvt_store *store, uint32_t client, uint32_t entry)
+{
+    if (!kvt_pins_remove(&store->pins, entry, client))
+        return false;
+    if (!kvt_pins_any(&store->pins, entry))
+        kvt_entry_set_pinned(store, entry, false);
+    return true;
+}
+
+void kvt_pins_client_gone(struct kvt_store *store, uint32_t client)
+{
+    uint32_t cursor = 0, entry;
+
+    while (kvt_pins_pop(&store->pins, client, &cursor, &entry))
+        if (!kvt_pins_any(&store->pins, entry))
+            kvt_entry_set_pinned(store, entry, false);
 }
 
 void kvt_handle_pin(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
@@ -209,7 +226,8 @@ void kvt_handle_pin(struct kvt_store *store, uint32_t client, const struct kvt_m
 
     find_keys(store, msg->ns - 1, request->keys, msg->count);
     for (uint32_t i = 0; i < msg->count; i++)
-        count += store->found[i] != KVT_INDEX_NONE &&
-                 pin_one(store, store->found[i], msg->op == KVT_OP_PIN);
+        if (store->found[i] != KVT_INDEX_NONE)
+            count += msg->op == KVT_OP_PIN ? pin_one(store, client, store->found[i])
+                                           : unpin_one(store, client, store->found[i]);
     kvt_reply_status(store, client, msg->op, msg->cookie, count);
 }
