@@ -9,7 +9,7 @@ install(DIRECTORY include/kvtier DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_M
 
 file(RELATIVE_PATH KVT_BIN_TO_LIB /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_LIBDIR})
 set_target_properties(kvtier_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${KVT_BIN_TO_LIB}")
-install(TARGETS kvtier_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS kvtier_tool kvtierd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 install(FILES LICENSE README.md CHANGELOG.md docs/config.md docs/format.md docs/codec.md
               docs/durability.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -17,6 +17,8 @@ ALLOWED = {
     "src/store": {"base", "format", "io", "plan", "store"},
     "src/client": {"base", "format", "codec", "plan", "client", "store/owner.h",
                    "io/io.h", "gpu/gpu.h"},
+    "src/daemon": {"base", "format", "daemon", "store/owner.h", "io/io.h", "client/host.h",
+                   "client/settings.h", "client/options.h", "client/pin.h"},
     "src/gpu": {"base", "format", "codec", "gpu"},
     "src/adapters": {"adapters"},
 }

@@ -9,6 +9,8 @@
  * Threads: kvt_open() and kvt_close(). Does not pin (pin.c).
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,7 +18,8 @@
 #include <unistd.h>
 
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/host.h"
+#include "kvtier/error.h"
 
 #define POLICY_PREFERRED 1 /* MPOL_PREFERRED of linux/mempolicy.h */
 #define NODES_MAX 1024u
@@ -27,19 +30,19 @@ static bool huge_wanted(const struct kvt_settings *settings, uint64_t bytes)
     return settings->huge_pages > 0 || (settings->huge_pages < 0 && bytes >= KVT_HUGE_ARENA_MIN);
 }
 
-static int pages_advise(struct kvt_cache *cache, bool huge, char *error, size_t error_len)
+static int pages_advise(const struct kvt_settings *settings, struct kvt_arena_map *map, bool huge,
+                        char *error, size_t error_len)
 {
-    const struct kvt_settings *settings = cache->settings;
-    uint64_t bytes = cache->arena_bytes / KVT_HUGE_BYTES * KVT_HUGE_BYTES;
+    uint64_t bytes = map->arena_bytes / KVT_HUGE_BYTES * KVT_HUGE_BYTES;
     if (settings->huge_pages == 0) { /* also where the system gives them to everybody */
-        (void)madvise(cache->arena, cache->arena_bytes, MADV_NOHUGEPAGE);
+        (void)madvise(map->arena, map->arena_bytes, MADV_NOHUGEPAGE);
         return 0;
     }
     if (!huge || bytes == 0)
         return 0;
     /* Advice only: a kernel without it serves small pages. */
-    if (madvise(cache->arena, bytes, MADV_HUGEPAGE) == 0) {
-        cache->arena_huge = true;
+    if (madvise(map->arena, bytes, MADV_HUGEPAGE) == 0) {
+        map->huge = true;
         return 0;
     }
     if (settings->huge_pages < 0)
@@ -51,16 +54,17 @@ static int pages_advise(struct kvt_cache *cache, bool huge, char *error, size_t 
     return rc;
 }
 
-static int node_prefer(struct kvt_cache *cache, char *error, size_t error_len)
+static int node_prefer(const struct kvt_settings *settings, struct kvt_arena_map *map, char *error,
+                       size_t error_len)
 {
     unsigned long mask[NODES_MAX / (8 * sizeof(unsigned long))] = {0};
-    uint64_t node = cache->settings->numa_node;
+    uint64_t node = settings->numa_node;
     if (node == KVT_AUTO)
         return 0;
     const size_t bits = 8 * sizeof(mask[0]);
     mask[node / bits] = 1ul << (node % bits);
     /* One more than the bits that count: the kernel takes one off. */
-    if (syscall(SYS_mbind, cache->arena, cache->arena_bytes, POLICY_PREFERRED, mask,
+    if (syscall(SYS_mbind, map->arena, map->arena_bytes, POLICY_PREFERRED, mask,
                 (unsigned long)NODES_MAX + 1, 0u) == 0)
         return 0;
     int rc = -errno;
@@ -74,30 +78,59 @@ static int node_prefer(struct kvt_cache *cache, char *error, size_t error_len)
     return rc;
 }
 
-int kvt_arena_map(struct kvt_cache *cache, char *error, size_t error_len)
+/* Memory that other processes map too. Sealed: nobody can take pages away under somebody's feet. */
+static int shared_memory(uint64_t bytes, int *fd)
 {
-    const struct kvt_settings *settings = cache->settings;
+    *fd = memfd_create("kvtier-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (*fd < 0)
+        return -errno;
+    if (ftruncate(*fd, (off_t)bytes) != 0 ||
+        fcntl(*fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+        return -errno;
+    return 0;
+}
+
+int kvt_arena_map(const struct kvt_settings *settings, bool shared, struct kvt_arena_map *out,
+                  char *error, size_t error_len)
+{
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t bytes = settings->dram != 0 ? settings->dram : settings->staging;
+    *out = (struct kvt_arena_map){.fd = -1};
     bytes = bytes / page * page; /* a cap: never rounded up */
     if (bytes < page || bytes > SIZE_MAX / 2)
         return KVT_E_LIMIT;
+    int rc = shared ? kvt_arena_room(bytes, error, error_len) : 0;
+    if (rc == 0 && shared)
+        rc = shared_memory(bytes, &out->fd);
+    if (rc != 0)
+        return rc;
     bool huge = huge_wanted(settings, bytes);
-    uint64_t slack = huge ? KVT_HUGE_BYTES : 0; /* address space, never touched */
-    void *map = mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint64_t slack = huge && !shared ? KVT_HUGE_BYTES : 0; /* address space, never touched */
+    void *map =
+        mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
+             shared ? MAP_SHARED | MAP_NORESERVE : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+             out->fd, 0);
     if (map == MAP_FAILED)
         return -errno;
-    cache->map = map;
-    cache->map_bytes = bytes + slack;
-    cache->arena = map;
-    cache->arena_bytes = bytes;
-    if (huge)
-        cache->arena += kvt_round_up((uintptr_t)map, KVT_HUGE_BYTES) - (uintptr_t)map;
+    out->map = map;
+    out->map_bytes = bytes + slack;
+    out->arena = map;
+    out->arena_bytes = bytes;
+    if (slack != 0)
+        out->arena += kvt_round_up((uintptr_t)map, KVT_HUGE_BYTES) - (uintptr_t)map;
     /* Without it a fork would copy the arena. */
-    (void)madvise(cache->arena, bytes, MADV_DONTFORK);
+    (void)madvise(out->arena, bytes, MADV_DONTFORK);
     /* Nor does a core dump: it would be as large, and hold what users asked. */
-    (void)madvise(cache->arena, bytes, MADV_DONTDUMP);
-    int rc = pages_advise(cache, huge, error, error_len);
-    return rc != 0 ? rc : node_prefer(cache, error, error_len);
+    (void)madvise(out->arena, bytes, MADV_DONTDUMP);
+    rc = pages_advise(settings, out, huge, error, error_len);
+    return rc != 0 ? rc : node_prefer(settings, out, error, error_len);
+}
+
+void kvt_arena_unmap(struct kvt_arena_map *map)
+{
+    if (map->map != NULL)
+        (void)munmap(map->map, map->map_bytes);
+    if (map->fd >= 0)
+        (void)close(map->fd);
+    *map = (struct kvt_arena_map){.fd = -1};
 }

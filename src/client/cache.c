@@ -1,4 +1,5 @@
-/* Opening and closing a cache: arena, roots, store, owner thread, connection, our threads.
+/* Opening and closing a cache: the store (in this process, or the connection to a kvtierd) and our
+ * threads.
  *
  * Everything that the data path uses is allocated here. Closing goes backwards: requests are
  * cancelled and waited for, threads joined, the store writes what is queued, files close.
@@ -14,10 +15,8 @@
 #include <unistd.h>
 
 #include "base/checked.h"
-#include "base/rng.h"
 #include "client/gpu_lane.h"
 
-#define CLOSE_TIMEOUT_NS INT64_C(30000000000)
 #define ALLOC_WINDOW_MAX (UINT64_C(64) << 20) /* record bytes being encoded at a time */
 
 bool kvt_cache_forked(const struct kvt_cache *cache)
@@ -39,7 +38,7 @@ int kvt_cache_enter(struct kvt_cache *cache)
 int kvt_cache_enter_live(struct kvt_cache *cache)
 {
     int rc = kvt_cache_enter(cache);
-    if (rc != 0 || !cache->broken)
+    if (rc != 0 || !cache->broken || cache->remote)
         return rc;
     pthread_mutex_unlock(&cache->lock);
     return KVT_E_CLOSED;
@@ -65,73 +64,6 @@ static int arena_pin(struct kvt_cache *cache, char *error, size_t error_len)
     return rc;
 }
 
-static void store_params(struct kvt_cache *cache, struct kvt_store_params *params,
-                         uint32_t numbers[KVT_DISKS_MAX])
-{
-    const struct kvt_settings *settings = cache->settings;
-    memset(params, 0, sizeof(*params));
-    params->arena = cache->arena;
-    params->arena_bytes = cache->arena_bytes;
-    params->staging_bytes = KVT_MIN(settings->staging, cache->arena_bytes);
-    params->write_queue_bytes = settings->write_queue;
-    params->write = settings->write;
-    params->admit = settings->admission;
-    params->token_s = 1 / (double)settings->plan_prefill;
-    params->byte_s = 1 / (double)settings->plan_disk;
-    params->pin_bytes_max = settings->pin_max;
-    params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
-    params->seed = kvt_rng_seed_os();
-    params->clock = cache->clock;
-    params->log = cache->log;
-    params->reply = kvt_owner_reply;
-    params->reply_ctx = cache->owner;
-    params->stats_lines = kvt_stats_lines;
-    params->stats_ctx = cache;
-    for (uint32_t i = 0; i < settings->disk_count; i++) {
-        params->roots_pending += cache->roots[i].waiting;
-        if (cache->roots[i].io == NULL)
-            continue;
-        cache->roots[i].number = (int)params->root_count;
-        numbers[params->root_count] = i;
-        params->roots[params->root_count].io = cache->roots[i].io;
-        params->roots[params->root_count].cap_bytes = cache->roots[i].cap_bytes;
-        params->roots[params->root_count].files_max = kvt_settings_files(settings);
-        params->roots[params->root_count].write_bytes_day =
-            kvt_settings_root_writes(settings, cache->roots[i].cap_bytes);
-        params->root_count++;
-    }
-}
-
-/* Open the store; a root whose log cannot be opened is left out, unless it is required. */
-static int store_open(struct kvt_cache *cache, char *error, size_t error_len)
-{
-    struct kvt_store_params params;
-    struct kvt_store *store;
-    uint32_t numbers[KVT_DISKS_MAX], bad;
-    int rc;
-    for (;;) {
-        bad = KVT_NONE;
-        store_params(cache, &params, numbers);
-        rc = kvt_store_open(&params, &store, &bad);
-        if (rc == 0 || bad >= params.root_count)
-            break;
-        kvt_roots_drop(cache, numbers[bad], rc, 0);
-        if (cache->settings->disk_required) {
-            (void)snprintf(error, error_len, "%s", cache->roots[numbers[bad]].state);
-            return rc;
-        }
-        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it)",
-                cache->roots[numbers[bad]].state);
-    }
-    cache->roots_used = params.root_count;
-    if (rc == 0) {
-        rc = kvt_owner_start(cache->owner, store, &params);
-        if (rc != 0)
-            kvt_store_close(store, 0);
-    }
-    return rc;
-}
-
 static int locks_init(struct kvt_cache *cache)
 {
     pthread_condattr_t attr;
@@ -143,7 +75,7 @@ static int locks_init(struct kvt_cache *cache)
     pthread_cond_init(&cache->idle, &attr);
     pthread_cond_init(&cache->room, &attr);
     pthread_cond_init(&cache->work, &attr);
-    pthread_cond_init(&cache->again, &attr);
+    pthread_cond_init(&cache->ping.cond, &attr);
     pthread_condattr_destroy(&attr);
     return -rc;
 }
@@ -166,12 +98,23 @@ static void lists_init(struct kvt_cache *cache)
     cache->flight_free = 0;
 }
 
+uint64_t kvt_alloc_window(const struct kvt_cache *cache)
+{
+    return KVT_MIN(cache->arena_bytes / 8,
+                   cache->lanes != NULL ? KVT_GPU_ALLOC_WINDOW : ALLOC_WINDOW_MAX);
+}
+
 static void settings_log(const struct kvt_cache *cache, int env_applied)
 {
     if (env_applied)
         kvt_log(&cache->log, KVT_LOG_INFO, "options of KVTIER_CONFIG are in force");
     if (!cache->settings->enabled)
         kvt_log(&cache->log, KVT_LOG_INFO, "enabled=no: every lookup misses");
+    if (cache->remote && cache->settings->disk_count > 0)
+        kvt_log(
+            &cache->log, KVT_LOG_INFO,
+            "store=unix:%s: dram and disk are the kvtierd's; those of this program are not used",
+            cache->settings->socket);
 }
 
 static int config_take(struct kvt_cache *cache, const struct kvt_config *config, char *error,
@@ -186,6 +129,7 @@ static int config_take(struct kvt_cache *cache, const struct kvt_config *config,
     cache->settings = &copy->settings;
     cache->log = (struct kvt_log){copy->log_fn, copy->log_arg, KVT_LOG_DEBUG};
     rc = kvt_config_apply_env(copy, &env_applied);
+    cache->remote = copy->settings.socket[0] != '\0';
     if (rc == 0)
         rc = kvt_settings_resolve(copy);
     if (rc != 0)
@@ -197,14 +141,32 @@ static int config_take(struct kvt_cache *cache, const struct kvt_config *config,
 
 static int threads_start(struct kvt_cache *cache)
 {
-    int rc = kvt_owner_connect(cache->owner, KVT_CLIENT_RING_BYTES, &cache->channel);
+    int rc = kvt_reply_start(cache);
+    return rc != 0 ? rc : kvt_workers_start(cache);
+}
+
+/* The store in this process. */
+static int store_open(struct kvt_cache *cache, char *error, size_t error_len)
+{
+    struct kvt_host *host = &cache->host;
+    host->settings = cache->settings;
+    host->log = cache->log;
+    host->clock = cache->clock;
+    host->stats_lines = kvt_stats_lines;
+    host->stats_ctx = cache;
+    int rc = kvt_host_init(host, error, error_len);
     if (rc != 0)
         return rc;
-    cache->connected = true;
-    rc = kvt_reply_start(cache);
+    cache->arena = host->memory.arena;
+    cache->arena_bytes = host->memory.arena_bytes;
+    cache->alloc_bytes_max = kvt_alloc_window(cache);
+    rc = arena_pin(cache, error, error_len);
     if (rc == 0)
-        rc = kvt_workers_start(cache);
-    return rc != 0 ? rc : kvt_roots_retry_start(cache);
+        rc = kvt_host_open(host, error, error_len);
+    if (rc == 0)
+        rc = kvt_owner_connect(host->owner, KVT_CLIENT_RING_BYTES, &cache->channel);
+    cache->connected = rc == 0;
+    return rc;
 }
 
 /* Undo open, whatever part of it was done. No request is active. */
@@ -213,15 +175,13 @@ static void tear_down(struct kvt_cache *cache)
     kvt_lanes_close(cache); /* its pins go before the arena does */
     kvt_workers_stop(cache);
     kvt_reply_stop(cache);
-    kvt_roots_retry_stop(cache);
     if (cache->connected)
-        kvt_owner_disconnect(cache->owner, &cache->channel);
-    if (cache->owner != NULL)
-        kvt_owner_stop(cache->owner, CLOSE_TIMEOUT_NS);
-    kvt_roots_close(cache);
+        kvt_owner_disconnect(cache->host.owner, &cache->channel);
+    kvt_host_close(&cache->host);
     kvt_pin_stop(&cache->pin);
-    if (cache->map != NULL)
-        (void)munmap(cache->map, cache->map_bytes);
+    kvt_host_free(&cache->host);
+    if (cache->remote)
+        kvt_remote_close(cache);
     kvt_requests_free(cache);
     kvt_shapes_free(cache);
     if (cache->event_fd >= 0)
@@ -231,7 +191,7 @@ static void tear_down(struct kvt_cache *cache)
     pthread_cond_destroy(&cache->idle);
     pthread_cond_destroy(&cache->room);
     pthread_cond_destroy(&cache->work);
-    pthread_cond_destroy(&cache->again);
+    pthread_cond_destroy(&cache->ping.cond);
     pthread_mutex_destroy(&cache->lock);
     pthread_mutex_destroy(&cache->gpu_lock);
     kvt_config_free(cache->config);
@@ -251,34 +211,11 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
         return -errno;
     kvt_planning_init(cache);
     rc = kvt_requests_init(cache);
-    if (rc == 0)
-        rc = kvt_arena_map(cache, error, error_len);
-    if (rc == 0)
-        rc = arena_pin(cache, error, error_len);
-    if (rc != 0)
-        return rc;
-    cache->alloc_bytes_max = KVT_MIN(cache->arena_bytes / 8, ALLOC_WINDOW_MAX);
-    rc = kvt_roots_open(cache, error, error_len);
-    if (rc == 0)
-        rc = kvt_owner_new(&cache->owner);
-    if (rc == 0)
+    if (rc == 0 && cache->remote)
+        kvt_remote_open(cache, error, error_len);
+    else if (rc == 0)
         rc = store_open(cache, error, error_len);
-    if (rc != 0)
-        return rc;
-    return threads_start(cache);
-}
-
-/* What an open cache has to do without, for callers that have no log callback. */
-static void tell_missing_roots(const struct kvt_cache *cache, char *error, size_t error_len)
-{
-    size_t used = 0;
-    for (uint32_t i = 0; i < cache->settings->disk_count && used < error_len; i++) {
-        if (cache->roots[i].io != NULL)
-            continue;
-        int n = snprintf(error + used, error_len - used, "%s%s (going on without it)",
-                         used ? "; " : "", cache->roots[i].state);
-        used += n > 0 ? (size_t)n : 0;
-    }
+    return rc != 0 ? rc : threads_start(cache);
 }
 
 /* What to do about what the system has refused. */
@@ -314,6 +251,7 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
     cache->pid = getpid();
     cache->clock = kvt_clock_system();
     cache->event_fd = cache->wake_fd = -1;
+    kvt_link_init(&cache->link, "");
     (void)snprintf(cache->gpu_state, sizeof(cache->gpu_state), "not asked for");
     lists_init(cache);
     struct kvt_fsize_guard guard;
@@ -330,7 +268,8 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
         return rc;
     }
     kvt_fsize_release(&guard);
-    tell_missing_roots(cache, error, error_len);
+    if (!cache->remote)
+        kvt_roots_tell_missing(&cache->host, error, error_len);
     *out = cache;
     return 0;
 }

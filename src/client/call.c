@@ -11,7 +11,10 @@
 
 #define FRAME_EXTRA 16u
 #define RETRY_NS 1000000 /* how often to look for room when no reply is due that would tell */
-#define PURGES_MAX 4u    /* the store handles a few at a time and refuses more */
+/* Numbers, and states of the roots behind them. */
+#define STAT_REPLY_BYTES \
+    ((uint32_t)(sizeof(struct kvt_msg) + KVT_STORE_STAT_COUNT * sizeof(uint64_t) + 4096))
+#define PURGES_MAX 4u /* the store handles a few at a time and refuses more */
 
 static void call_init(struct kvt_call *call)
 {
@@ -64,10 +67,36 @@ static void *call_begin(struct kvt_cache *cache, struct kvt_call *call, uint32_t
     }
 }
 
+/* Look for the answer instead of sleeping, for as long as the user lets us (option "spin"). The
+ * reply thread sleeps on meanwhile: nobody rings it while the ring says that nobody sleeps. */
+static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
+{
+    struct kvt_ring *ring = &cache->channel.replies;
+    const uint32_t life = cache->link_lives;
+    if (cache->settings->spin == KVT_AUTO)
+        return;
+    const int64_t end = kvt_clock_now(&cache->clock) + (int64_t)cache->settings->spin;
+    kvt_ring_awake(ring);
+    while (!call->done && !cache->broken) {
+        if (kvt_reply_drain(cache) > 0)
+            continue;
+        pthread_mutex_unlock(&cache->lock);
+        bool late = kvt_clock_now(&cache->clock) >= end;
+        pthread_mutex_lock(&cache->lock);
+        if (late)
+            break;
+    }
+    /* Nothing may be left for which the reply thread would not be rung. */
+    while (!cache->broken && cache->link_lives == life && !kvt_ring_sleep(ring))
+        if (kvt_reply_drain(cache) == 0)
+            break;
+}
+
 static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const void *msg)
 {
     if (msg != NULL) {
         kvt_msg_push(cache, msg);
+        call_spin(cache, call);
         while (!call->done)
             pthread_cond_wait(&call->cond, &cache->lock);
     } else {
@@ -97,9 +126,11 @@ static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const st
     call.count = count;
     call.tiers = opts.tiers;
     call.each = opts.each != 0;
-    uint32_t handle = ns->groups[group].handle;
-    struct kvt_msg_keys *msg = call_begin(cache, &call, bytes, op, handle, count, reply);
+    struct kvt_msg_keys *msg = NULL;
+    if (ns->groups[group].handle != 0)
+        msg = call_begin(cache, &call, bytes, op, 0, count, reply);
     if (msg != NULL) {
+        msg->msg.ns = ns->groups[group].handle; /* of the connection that takes the message */
         msg->min_level = opts.min_level;
         msg->each = opts.each;
         for (uint32_t i = 0; i < count; i++) {
@@ -109,7 +140,13 @@ static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const st
             msg->keys[i].shard = keys[i].shard;
         }
     }
-    return call_finish(cache, &call, msg);
+    int32_t status = call_finish(cache, &call, msg);
+    if (status != KVT_E_CLOSED || !cache->remote || op == KVT_OP_PURGE)
+        return status;
+    cache->counters.daemon_keys += count; /* nothing is there, so nothing was found or kept */
+    for (uint32_t i = 0; opts.tiers != NULL && i < count; i++)
+        opts.tiers[i] = KVT_TIER_MISS;
+    return 0;
 }
 
 int kvt_call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
@@ -295,7 +332,7 @@ int kvt_flush(struct kvt_cache *cache)
     if (rc != 0)
         return rc;
     struct kvt_call call;
-    int missing = kvt_roots_missing(cache);
+    int missing = cache->remote ? 0 : kvt_roots_missing(&cache->host);
     cache->callers++;
     call_init(&call);
     struct kvt_msg *msg =
@@ -312,6 +349,7 @@ int kvt_flush(struct kvt_cache *cache)
 int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle)
 {
     struct kvt_call call;
+    const uint32_t life = cache->link_lives;
     call_init(&call);
     struct kvt_msg_ns_open *sent =
         call_begin(cache, &call, sizeof(*sent), KVT_OP_NS_OPEN, 0, 0, sizeof(struct kvt_msg));
@@ -319,8 +357,27 @@ int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg,
         memcpy((char *)sent + sizeof(sent->msg), (const char *)msg + sizeof(msg->msg),
                sizeof(*sent) - sizeof(sent->msg));
     int32_t status = call_finish(cache, &call, sent);
+    if (cache->remote && (status == KVT_E_CLOSED || life != cache->link_lives))
+        return 0; /* the next connection opens it, or has done so already */
     *handle = call.ns;
     return status < 0 ? status : 0;
+}
+
+bool kvt_call_ping(struct kvt_cache *cache)
+{
+    struct kvt_flight *flight =
+        kvt_flight_take(cache, KVT_C_CALL, KVT_OP_STAT, STAT_REPLY_BYTES + FRAME_EXTRA);
+    if (flight == NULL)
+        return false;
+    struct kvt_msg *msg =
+        kvt_msg_reserve(cache, sizeof(*msg), KVT_OP_STAT, kvt_flight_cookie(cache, flight), 0, 0);
+    if (msg == NULL) {
+        kvt_flight_put(cache, flight);
+        return false;
+    }
+    flight->call = &cache->ping;
+    kvt_msg_push(cache, msg);
+    return true;
 }
 
 int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max, uint32_t *count)
@@ -329,9 +386,8 @@ int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max
     call_init(&call);
     call.values = values;
     call.values_max = values_max;
-    struct kvt_msg *msg = call_begin(
-        cache, &call, sizeof(*msg), KVT_OP_STAT, 0, 0,
-        (uint32_t)(sizeof(struct kvt_msg) + KVT_STORE_STAT_COUNT * sizeof(uint64_t) + 4096));
+    struct kvt_msg *msg =
+        call_begin(cache, &call, sizeof(*msg), KVT_OP_STAT, 0, 0, STAT_REPLY_BYTES);
     int32_t status = call_finish(cache, &call, msg);
     *count = status < 0 ? 0 : call.count;
     return status < 0 ? status : 0;

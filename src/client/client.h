@@ -21,6 +21,8 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "client/client_counters.h"
+#include "client/host.h"
+#include "client/link.h"
 #include "client/map.h"
 #include "client/pin.h"
 #include "client/settings.h"
@@ -35,6 +37,9 @@
 #define KVT_CLIENT_RING_BYTES (1u << 20) /* each way */
 #define KVT_FLIGHTS_MAX 1024u            /* messages whose reply is owed */
 #define KVT_WORKERS_MAX 64u
+/* Record bytes being encoded at a time where a GPU encodes: it ends whole jobs, and the store's
+ * round trips come in between; less than a few jobs' worth leaves the link idle. */
+#define KVT_GPU_ALLOC_WINDOW (UINT64_C(256) << 20)
 #define KVT_GRANULE 16u /* block entries are handed out in runs of this many */
 
 /* ---- blocks -------------------------------------------------------------------------------- */
@@ -178,7 +183,7 @@ struct kvt_choice {
 
 struct kvt_ns_group {
     struct kvt_choice choice;
-    uint32_t handle;    /* the store's, of this group */
+    uint32_t handle;    /* the store's, of this group; 0: it refuses it, or there is none */
     double record_mean; /* bytes of the records loaded lately; 0: none yet */
     /* The newest; released by whoever replaces it, acquired by whoever looks for a map. */
     _Atomic(struct kvt_map_set *) maps;
@@ -190,6 +195,7 @@ struct kvt_ns {
     uint8_t id[KVT_NS_BYTES];
     uint32_t refs; /* active requests and calls */
     struct kvt_prefill prefill;
+    char label[64]; /* of the model, for people */
     TAILQ_ENTRY(kvt_ns) list;
     struct kvt_ns_group groups[]; /* as in the shape */
 };
@@ -214,20 +220,6 @@ struct kvt_pool {
 
 /* ---- the cache ----------------------------------------------------------------------------- */
 
-struct kvt_root_state {
-    const char *path; /* the settings' */
-    uint64_t cap_bytes;
-    struct kvt_io *io; /* NULL: not in use */
-    int error;         /* why not */
-    int number;        /* the store's, -1: not in use */
-    bool waiting;      /* another process holds it: tried again */
-    char state[512];   /* "ok", or the sentence that says why it is off */
-    char backend[32];
-    char backend_why[256]; /* why this one */
-    char why[256];         /* why direct or buffered */
-    int direct;
-};
-
 /* What kvt_plan() knows of the tiers (planning.c). */
 struct kvt_planning {
     struct kvt_tier_model tiers[KVT_PLAN_TIERS];
@@ -241,15 +233,13 @@ struct kvt_cache {
     const struct kvt_settings *settings;
     struct kvt_log log;
     struct kvt_clock clock;
-    void *map; /* what was mapped; the arena lies in it */
-    uint64_t map_bytes;
-    uint8_t *arena;
+    bool remote;          /* the store is a kvtierd's: link, not host */
+    struct kvt_host host; /* the store in this process */
+    struct kvt_link link; /* to the store in another one; the reply thread's (link.c) */
+    uint8_t *arena;       /* of either; remote: NULL while there is none */
     uint64_t arena_bytes;
-    bool arena_huge;    /* huge pages were asked for, and not refused */
     struct kvt_pin pin; /* of the arena; pools of devices start it, under their own lock */
-    struct kvt_root_state roots[KVT_DISKS_MAX];
-    struct kvt_owner *owner;
-    bool connected;
+    bool connected;     /* to the host's owner */
     struct kvt_channel channel;
     int event_fd; /* rung at each completion */
     int wake_fd;  /* wakes the reply thread */
@@ -258,22 +248,25 @@ struct kvt_cache {
     uint32_t worker_count;
     pthread_t reply_thread;
     bool reply_running;
-    pthread_t retry_thread; /* takes roots over that others let go of (roots.c) */
-    bool retry_running;
     const char *gpu_library;  /* the CUDA driver; NULL: where it usually is. Set by tests */
     pthread_mutex_t gpu_lock; /* lanes and their stages (gpu_pool.c); taken before lock */
     struct kvt_lane *lanes;
 
     pthread_mutex_t lock; /* everything below */
-    bool closing, stop_workers, stop_reply, stop_retry;
-    bool stuck;           /* a message waits for room in the request ring */
-    bool broken;          /* disconnected, or the reply ring is malformed: nothing more is asked */
-    uint32_t callers;     /* API calls that may touch the cache after unlocking */
-    pthread_cond_t idle;  /* callers, refs or active requests went down */
-    pthread_cond_t room;  /* credits, flights or ring space came back */
-    pthread_cond_t work;  /* a block is READY */
-    pthread_cond_t again; /* stop_retry */
-    uint32_t roots_used;  /* by the store */
+    bool closing, stop_workers, stop_reply;
+    char daemon_state[512]; /* remote: "connected", or why not */
+    bool daemon_told;       /* that it is away */
+    bool pinged;            /* and no reply since */
+    int64_t heard_ns;       /* of the last reply, or since nothing is owed */
+    uint32_t link_lives;    /* connections so far: handles are of one of them */
+    struct kvt_call ping;   /* asked to see whether the daemon lives */
+    bool stuck;             /* a message waits for room in the request ring */
+    bool broken;            /* disconnected, or the reply ring is malformed: nothing more is asked;
+                               remote: until the next connection */
+    uint32_t callers;       /* API calls that may touch the cache after unlocking */
+    pthread_cond_t idle;    /* callers, refs or active requests went down */
+    pthread_cond_t room;    /* credits, flights or ring space came back */
+    pthread_cond_t work;    /* a block is READY */
     uint32_t workers_idle, room_waiters;
     uint32_t purges; /* calls in kvt_purge() */
 
@@ -309,30 +302,20 @@ struct kvt_cache {
 };
 
 /* cache.c: take the lock for an API call. 0 with the lock held; KVT_E_CLOSED without (closing, or
- * this is a forked child; _enter_live: or the store has disconnected us). */
+ * this is a forked child; _enter_live: or the store of this process has disconnected us). */
 int kvt_cache_enter(struct kvt_cache *cache);
 int kvt_cache_enter_live(struct kvt_cache *cache);
 bool kvt_cache_forked(const struct kvt_cache *cache);
+/* Record bytes that may be in slots being filled. */
+uint64_t kvt_alloc_window(const struct kvt_cache *cache);
 
-#define KVT_HUGE_BYTES (UINT64_C(2) << 20)
-#define KVT_HUGE_ARENA_MIN (UINT64_C(64) << 20)
-/* arena_map.c: map the arena as the settings want it. error: a sentence, where one helps. */
-int kvt_arena_map(struct kvt_cache *cache, char *error, size_t error_len);
-
-/* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
-int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len);
-void kvt_roots_close(struct kvt_cache *cache);
-/* Roots are configured and none is in use: why the first one is not; else 0. Lock held. */
-int kvt_roots_missing(const struct kvt_cache *cache);
-/* Try again, in the background, to take the roots that another process holds. */
-int kvt_roots_retry_start(struct kvt_cache *cache);
-void kvt_roots_retry_stop(struct kvt_cache *cache);
-/* Why a root cannot be used, in one sentence: the path, what is wrong, the remedy. code: what
- * opening or locking it returned; owner_pid: 0 when not known. */
-void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t owner_pid,
-                       char *text, size_t len);
-/* Note that root `number` failed to open with `code`: it is closed and its state says why. */
-void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid);
+/* remote.c: the store is a kvtierd's. _open: never fails, error says what is missing; _restore: the
+ * reply thread's, comes back connected, or when the cache closes; _watch: gives up a daemon that
+ * says nothing (lock held); returns for how long to sleep at most (ms). */
+void kvt_remote_open(struct kvt_cache *cache, char *error, size_t error_len);
+void kvt_remote_close(struct kvt_cache *cache);
+void kvt_remote_restore(struct kvt_cache *cache);
+int kvt_remote_watch(struct kvt_cache *cache);
 
 /* shapes.c: kvt_layout_check(), and groups that a shape has room for. */
 int kvt_shape_check(const struct kvt_layout *layout);
@@ -346,6 +329,8 @@ bool kvt_keys_ok(const struct kvt_ns *ns, const struct kvt_key *keys, size_t n, 
 /* Index of a group that kvt_keys_ok() has found. */
 uint8_t kvt_ns_group_index(const struct kvt_ns *ns, uint16_t group);
 void kvt_ns_free(struct kvt_ns *ns);
+/* The message that opens a group of it; its header is zero. */
+void kvt_ns_message(const struct kvt_ns *ns, uint32_t group, struct kvt_msg_ns_open *msg);
 /* The map for a block of the request at `level`; lossy: its page is not exact. Never NULL for a
  * level that the group has. */
 const struct kvt_map *kvt_ns_map(const struct kvt_req *req, int level, bool lossy);
@@ -435,10 +420,10 @@ void kvt_workers_stop(struct kvt_cache *cache);
 void kvt_ready_push(struct kvt_cache *cache, struct kvt_block *block, int kind);
 void kvt_workers_wake(struct kvt_cache *cache); /* blocks became READY; lock held */
 int kvt_reply_start(struct kvt_cache *cache);
+/* Handle replies that are there, pump and wake who waits; lock held. Returns replies handled. */
+int kvt_reply_drain(struct kvt_cache *cache);
 void kvt_reply_stop(struct kvt_cache *cache);
 void kvt_reply_wake(struct kvt_cache *cache); /* any thread */
-/* Start a thread of ours: all signals blocked, named. */
-int kvt_thread_start(pthread_t *thread, const char *name, void *(*fn)(void *), void *arg);
 
 /* fsize.c: while the caller's thread writes files for us, a limit on their size is an error of the
  * write (EFBIG) and not a signal that ends the process. */
@@ -468,7 +453,10 @@ void kvt_call_leave(struct kvt_ns *ns);
 /* Keys of one group that are there: the leading run, or, each: all of them. tiers: optional. */
 long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
                      bool each, enum kvt_tier *tiers);
+/* *handle: 0 where a remote store is away for now; the next connection opens it. */
 int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle);
+/* Ask something for which nobody waits. false: no room for it. Lock held. */
+bool kvt_call_ping(struct kvt_cache *cache);
 int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max, uint32_t *count);
 
 /* ---- client_stats.c ------------------------------------------------------------------------ */
@@ -530,6 +518,12 @@ static inline uint32_t kvt_req_handle(const struct kvt_req *req)
 static inline _Atomic uint8_t *kvt_req_origin(const struct kvt_req *req, uint32_t page)
 {
     return &req->pool->origin[(size_t)req->group * req->pool->desc.block_count + page];
+}
+
+/* How a block ends whose store has gone: without one there is nothing but misses. */
+static inline int32_t kvt_lost_status(const struct kvt_cache *cache)
+{
+    return cache->remote ? KVT_E_MISS : KVT_E_CLOSED;
 }
 
 static inline struct kvt_req *kvt_block_req(struct kvt_cache *cache, const struct kvt_block *block)

@@ -78,6 +78,11 @@
     X(off_lookup, "off.lookup_keys", "keys looked up while switched off")                          \
     X(off_load, "off.load_blocks", "blocks of loads while switched off")                           \
     X(off_store, "off.store_blocks", "blocks of stores while switched off")                        \
+    X(daemon_keys, "daemon.miss_keys", "keys asked for while there was no daemon: all missed")     \
+    X(daemon_blocks, "daemon.miss_blocks", "blocks of loads and stores that ended so")             \
+    X(daemon_reconnects, "daemon.reconnects", "times a kvtierd was found again")                   \
+    X(daemon_silent, "daemon.silent", "times a kvtierd was given up: it owed answers")             \
+    X(daemon_ns_refused, "daemon.refused_namespaces", "namespaces that a kvtierd did not take")    \
     X(gpu_jobs, "gpu.jobs", "batches of blocks that GPUs coded")                                   \
     X(gpu_failed_blocks, "gpu.failed_blocks", "blocks that ended because a GPU failed")            \
     X(gpu_lost, "gpu.lost", "GPUs that went offline")                                              \

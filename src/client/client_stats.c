@@ -24,7 +24,8 @@ struct snapshot {
     uint32_t roots_known; /* behind the numbers */
     struct kvt_client_counters client;
     uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes, arena_pinned;
-    char gpu_state[256];
+    char gpu_state[256], daemon_state[512], pin_text[160];
+    bool remote, huge;
     struct kvt_planning planning;
     uint32_t ns_count;
     struct ns_prefill {
@@ -49,7 +50,8 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
         kvt_call_stat(cache, snapshot->store_values, KVT_ARRAY_LEN(snapshot->store_values), &count);
     if (count > KVT_STORE_STAT_COUNT)
         snapshot->roots_known = (count - (uint32_t)KVT_STORE_STAT_COUNT) / ROOT_VALUES;
-    memcpy(snapshot->roots, cache->roots, sizeof(snapshot->roots));
+    if (rc == KVT_E_CLOSED && cache->remote)
+        rc = 0; /* no daemon: its numbers are 0, ours are still of use */
     snapshot->client = cache->counters;
     snapshot->requests_active = cache->active_count;
     snapshot->requests_held = cache->held_count;
@@ -69,11 +71,22 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
         prefill->taken = ns->prefill.taken;
     }
     memcpy(snapshot->gpu_state, cache->gpu_state, sizeof(snapshot->gpu_state));
+    snapshot->remote = cache->remote;
+    memcpy(snapshot->daemon_state, cache->daemon_state, sizeof(snapshot->daemon_state));
+    char pin[160];
+    (void)snprintf(snapshot->pin_text, sizeof(snapshot->pin_text), "%s",
+                   kvt_pin_text(&cache->pin, pin, sizeof(pin)));
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
     memcpy(&snapshot->store, snapshot->store_values, sizeof(snapshot->store));
-    return rc;
+    if (rc != 0 || cache->remote)
+        return rc;
+    pthread_mutex_lock(&cache->host.lock);
+    memcpy(snapshot->roots, cache->host.roots, sizeof(snapshot->roots));
+    pthread_mutex_unlock(&cache->host.lock);
+    snapshot->huge = cache->host.memory.huge;
+    return 0;
 }
 
 static void numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
@@ -118,7 +131,7 @@ static void root_texts(const struct kvt_cache *cache, struct snapshot *snapshot,
                        void *arg)
 {
     static const char none[] = "none";
-    uint32_t count = cache->settings->disk_count;
+    uint32_t count = snapshot->remote ? 0 : cache->settings->disk_count;
     for (uint32_t i = 0; i < count; i++)
         root_report(snapshot, i, fn, arg);
     const struct kvt_root_state *first = count > 0 ? &snapshot->roots[0] : NULL;
@@ -215,16 +228,17 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
     fn(arg, "build", 0, kvt_build_info(), "how the library was built");
     fn(arg, "codec.isa", 0, kvt_codec_isa(), "instruction set of the codec");
     fn(arg, "codec.level", 0, kvt_level_name(cache->settings->level), "level of stored blocks");
-    char pin[160];
-    fn(arg, "dram.huge_pages", 0, cache->arena_huge ? "asked for" : "no",
+    fn(arg, "dram.huge_pages", 0, snapshot.huge ? "asked for" : "no",
        "whether dram asks for huge pages");
-    fn(arg, "dram.pin_state", 0, kvt_pin_text(&cache->pin, pin, sizeof(pin)),
+    fn(arg, "dram.pin_state", 0, snapshot.pin_text,
        "off, pinning, ready, or why the mapping is not held in physical memory");
     fn(arg, "cache.state", 0,
        atomic_load_explicit(&cache->enabled, memory_order_relaxed) ? "on" : "off",
        "off: every lookup misses, every store does nothing");
     fn(arg, "gpu.state", 0, snapshot.gpu_state,
        "the GPU of the last pool in GPU memory, or why not");
+    fn(arg, "daemon.state", 0, snapshot.remote ? snapshot.daemon_state : "none: store=process",
+       "connected, or why there is no kvtierd");
     root_texts(cache, &snapshot, fn, arg);
     plan_numbers(&snapshot, fn, arg);
     struct config_arg to = {fn, arg};

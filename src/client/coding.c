@@ -116,7 +116,8 @@ static void load_end(struct kvt_cache *cache, struct kvt_block *block,
     cache->counters.load_late += out->late;
     block->retry = 0;
     block->release_status = out->release_status;
-    cache->statuses[block - cache->blocks] = out->status == 0 && !ours ? KVT_E_CLOSED : out->status;
+    cache->statuses[block - cache->blocks] =
+        out->status == 0 && !ours ? kvt_lost_status(cache) : out->status;
     kvt_engine_move(cache, block, KVT_B_GIVE_BACK);
     kvt_bq_push(cache, &cache->give_back[KVT_REQ_LOAD], block);
 }

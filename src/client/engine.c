@@ -372,7 +372,8 @@ static void on_call(struct kvt_cache *cache, struct kvt_flight *flight, const st
         memcpy(call->values, reply->values, call->count * sizeof(uint64_t));
     }
     call->done = true;
-    pthread_cond_signal(&call->cond);
+    if (call != &cache->ping) /* nobody waits for that one */
+        pthread_cond_signal(&call->cond);
 }
 
 void kvt_engine_reply(struct kvt_cache *cache, const struct kvt_msg *msg)
@@ -400,7 +401,8 @@ void kvt_engine_reply(struct kvt_cache *cache, const struct kvt_msg *msg)
     }
 }
 
-/* The store is gone, or has disconnected us: everything that is owed ends with KVT_E_CLOSED. Blocks
+/* The store is gone, or has disconnected us: everything that is owed ends with KVT_E_CLOSED (a
+ * remote one: with KVT_E_MISS, and another connection will come). Blocks
  * that workers hold end when the workers are done with them. */
 void kvt_engine_fail_all(struct kvt_cache *cache)
 {
@@ -410,6 +412,8 @@ void kvt_engine_fail_all(struct kvt_cache *cache)
         struct kvt_msg msg = {.bytes = sizeof(msg), .op = KVT_OP_REPLY, .status = KVT_E_CLOSED};
         if (flight->op == 0)
             continue;
+        if (flight->klass != KVT_C_CALL)
+            msg.status = kvt_lost_status(cache);
         msg.cookie = kvt_flight_cookie(cache, flight);
         msg.reply_to = flight->op;
         kvt_engine_reply(cache, &msg);
@@ -418,10 +422,10 @@ void kvt_engine_fail_all(struct kvt_cache *cache)
     for (req = TAILQ_FIRST(&cache->active); req != NULL; req = next) {
         next = TAILQ_NEXT(req, list);
         if (req->state == KVT_R_ACTIVE)
-            kvt_engine_end_unasked(cache, req, KVT_E_CLOSED);
+            kvt_engine_end_unasked(cache, req, kvt_lost_status(cache));
     }
     struct kvt_block *block;
     while ((block = kvt_bq_pop(cache, &cache->retry)) != NULL)
-        kvt_engine_block_done(cache, block, KVT_E_CLOSED);
+        kvt_engine_block_done(cache, block, kvt_lost_status(cache));
     pthread_cond_broadcast(&cache->room);
 }

@@ -26,6 +26,9 @@ bool kvt_lane_offline(const struct kvt_pool *pool);
  * kvt_wait_for). Any thread, not locked. 0; KVT_E_DEVICE. */
 int kvt_lane_wait_for(struct kvt_req *req, int wait, void *handle);
 
+/* The arena is about to go (nothing is in flight), or another one has come. Not locked. */
+void kvt_lanes_arena(struct kvt_cache *cache, bool there);
+
 /* Join the threads, unpin the arena, close the devices. Not locked; nothing is in flight. */
 void kvt_lanes_close(struct kvt_cache *cache);
 

@@ -12,10 +12,6 @@
 #include "base/checked.h"
 #include "client/gpu_lane_impl.h"
 
-/* Record bytes being encoded at a time. A GPU ends whole jobs, and the store's round trips come in
- * between: less than a few jobs' worth leaves the link idle. */
-#define SLOT_WINDOW (UINT64_C(256) << 20)
-
 /* ---- pinning ------------------------------------------------------------------------------- */
 
 static int pin_piece(void *gpu, void *base, uint64_t bytes)
@@ -34,7 +30,7 @@ static int pin_arena(struct kvt_lane *lane, char *reason, size_t len)
 {
     struct kvt_cache *cache = lane->cache;
     struct kvt_pin_ops ops = {"the CUDA driver", pin_piece, unpin_piece, lane->gpu};
-    if (cache->settings->pin == KVT_PIN_SET_OFF || cache->lanes != NULL)
+    if (cache->settings->pin == KVT_PIN_SET_OFF || cache->arena == NULL)
         return 0;
     if (cache->settings->pin != KVT_PIN_SET_REQUIRED)
         return kvt_pin_start(&cache->pin, &ops);
@@ -122,10 +118,11 @@ static int lane_open(struct kvt_cache *cache, int device, struct kvt_lane **out,
     if (rc != 0) {
         lane->gpu = NULL;
     } else {
-        kvt_gpu_pin_grid(lane->gpu, cache->arena, cache->pin.plan.piece_bytes);
+        if (cache->arena != NULL)
+            kvt_gpu_pin_grid(lane->gpu, cache->arena, cache->pin.plan.piece_bytes);
         rc = lane_start(lane);
     }
-    if (rc == 0)
+    if (rc == 0 && cache->lanes == NULL)
         rc = pin_arena(lane, reason, len);
     if (rc != 0) {
         lane_stop(lane);
@@ -135,10 +132,28 @@ static int lane_open(struct kvt_cache *cache, int device, struct kvt_lane **out,
     lane->next = cache->lanes;
     cache->lanes = lane;
     pthread_mutex_lock(&cache->lock);
-    cache->alloc_bytes_max = KVT_MIN(cache->arena_bytes / 8, SLOT_WINDOW);
+    cache->alloc_bytes_max = kvt_alloc_window(cache);
     pthread_mutex_unlock(&cache->lock);
     *out = lane;
     return 0;
+}
+
+void kvt_lanes_arena(struct kvt_cache *cache, bool there)
+{
+    char reason[256] = "";
+    int rc = 0;
+    pthread_mutex_lock(&cache->gpu_lock);
+    if (!there)
+        kvt_pin_stop(&cache->pin);
+    for (struct kvt_lane *lane = cache->lanes; there && lane != NULL; lane = lane->next) {
+        kvt_gpu_pin_grid(lane->gpu, cache->arena, cache->pin.plan.piece_bytes);
+        if (lane->next == NULL) /* the first one: it pins for all */
+            rc = pin_arena(lane, reason, sizeof(reason));
+    }
+    pthread_mutex_unlock(&cache->gpu_lock);
+    if (rc != 0)
+        kvt_log(&cache->log, KVT_LOG_WARN, "%s: unpinned memory is used",
+                reason[0] ? reason : kvt_strerror(rc));
 }
 
 void kvt_lanes_close(struct kvt_cache *cache)

@@ -70,21 +70,30 @@ static int maps_make(struct kvt_ns *ns)
     return 0;
 }
 
+void kvt_ns_message(const struct kvt_ns *ns, uint32_t i, struct kvt_msg_ns_open *msg)
+{
+    const struct kvt_shape_group *group = &ns->shape->groups[i];
+    memset(msg, 0, sizeof(*msg));
+    memcpy(msg->id, ns->id, sizeof(msg->id));
+    memcpy(msg->label, ns->label, sizeof(msg->label));
+    msg->block_tokens = group->block_tokens;
+    msg->group = group->group;
+    msg->loose = group->kind != KVT_GROUP_FULL;
+    for (int level = KVT_LEVEL_INT4; level <= KVT_LEVEL_RAW; level++)
+        msg->record_bytes[level] =
+            group->uniform[level] != NULL ? group->uniform[level]->record_bytes : 0;
+}
+
 /* Every group has a handle of its own. */
-static int groups_open(struct kvt_ns *ns, struct kvt_msg_ns_open *msg)
+static int groups_open(struct kvt_ns *ns)
 {
     int rc = 0;
     for (uint32_t i = 0; i < ns->shape->group_count && rc == 0; i++) {
-        const struct kvt_shape_group *group = &ns->shape->groups[i];
-        if (group->uniform[KVT_LEVEL_RAW] == NULL)
+        struct kvt_msg_ns_open msg;
+        if (ns->shape->groups[i].uniform[KVT_LEVEL_RAW] == NULL)
             return KVT_E_LIMIT; /* a raw record would be larger than any record may be */
-        msg->block_tokens = group->block_tokens;
-        msg->group = group->group;
-        msg->loose = group->kind != KVT_GROUP_FULL;
-        for (int level = KVT_LEVEL_INT4; level <= KVT_LEVEL_RAW; level++)
-            msg->record_bytes[level] =
-                group->uniform[level] != NULL ? group->uniform[level]->record_bytes : 0;
-        rc = kvt_call_ns_open(ns->cache, msg, &ns->groups[i].handle);
+        kvt_ns_message(ns, i, &msg);
+        rc = kvt_call_ns_open(ns->cache, &msg, &ns->groups[i].handle);
     }
     return rc;
 }
@@ -99,7 +108,7 @@ void kvt_ns_free(struct kvt_ns *ns)
 }
 
 static int ns_register(struct kvt_cache *cache, const struct kvt_layout *layout,
-                       struct kvt_msg_ns_open *msg, struct kvt_ns **out)
+                       const struct kvt_msg_ns_open *msg, struct kvt_ns **out)
 {
     int rc = kvt_cache_enter(cache);
     if (rc != 0)
@@ -114,14 +123,18 @@ static int ns_register(struct kvt_cache *cache, const struct kvt_layout *layout,
         ns->cache = cache;
         ns->shape = shape;
         memcpy(ns->id, msg->id, sizeof(ns->id));
+        memcpy(ns->label, msg->label, sizeof(ns->label));
         kvt_planning_ns(ns);
         rc = maps_make(ns);
     }
-    if (rc == 0)
-        rc = groups_open(ns, msg);
-    if (rc == 0)
+    if (rc == 0) {
+        /* On the list before it is open: a connection that comes meanwhile opens it too. */
         TAILQ_INSERT_TAIL(&cache->namespaces, ns, list);
-    else if (ns != NULL)
+        rc = groups_open(ns);
+        if (rc != 0)
+            TAILQ_REMOVE(&cache->namespaces, ns, list);
+    }
+    if (rc != 0 && ns != NULL)
         kvt_ns_free(ns);
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);

@@ -29,6 +29,8 @@
 #define AT(field) offsetof(struct kvt_settings, field)
 
 static const struct kvt_option options[] = {
+    {"store", T_STORE, AT(socket), "process", NULL, 0, 0,
+     "where the store is: process (this one), or \"unix:/path\", the socket of a kvtierd"},
     {"dram", T_SIZE, AT(dram), "1GiB", NULL, 0, 64 * TIB,
      "DRAM for blocks, staging included, a hard cap; 0: only what loads stage through"},
     {"disk", T_DISK, AT(disks), "none", NULL, 0, 0,
@@ -77,6 +79,8 @@ static const struct kvt_option options[] = {
      "cold records read back and verified when nobody asks for anything, bytes a second; off"},
     {"load_deadline", T_DEADLINE, AT(load_deadline), "none", "none", 0, INT64_MAX,
      "time that a load may take unless it says otherwise; none: as long as it takes"},
+    {"spin", T_DEADLINE, AT(spin), "none", "none", 0, INT64_MAX,
+     "time that a call looks for its answer before it sleeps; none: it sleeps at once"},
     {"plan", T_PLAN, AT(plan), "on", NULL, 0, 0,
      "kvt_plan(): on (by what was measured), deterministic (by the start values), off (load all)"},
     {"plan_lambda", T_COUNT, AT(plan_lambda), "100", NULL, 0, 10000,
@@ -367,6 +371,28 @@ static const char *const plan_words[] = {[KVT_PLAN_SET_OFF] = "off",
                                          [KVT_PLAN_SET_ON] = "on",
                                          [KVT_PLAN_SET_DETERMINISTIC] = "deterministic"};
 
+static int set_store(struct kvt_config *config, const char *value)
+{
+    char *socket = config->settings.socket;
+    const size_t room = sizeof(config->settings.socket);
+    if (strcmp(value, "process") == 0) {
+        socket[0] = '\0';
+        return 0;
+    }
+    if (strncmp(value, "unix:", 5) != 0 || value[5] == '\0')
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "store: \"%.64s\" is neither \"process\" nor \"unix:/path\" (the "
+                                 "socket of a kvtierd)",
+                                 value);
+    if (strlen(value + 5) >= room)
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "store: the path of a socket has at most %zu bytes, this one has "
+                                 "%zu: give the socket a shorter one",
+                                 room - 1, strlen(value + 5));
+    (void)snprintf(socket, room, "%s", value + 5);
+    return 0;
+}
+
 int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, const char *value)
 {
     void *field = (char *)&config->settings + option->offset;
@@ -402,6 +428,8 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
                         "on, deterministic, off", field);
     case T_LAYERS:
         return kvt_layers_set(config, value);
+    case T_STORE:
+        return set_store(config, value);
     case T_DISK:
         if (strcmp(value, "none") != 0)
             return add_disk(config, value);
@@ -454,6 +482,10 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         return plan_words[*(const int *)field];
     case T_LAYERS:
         return kvt_layers_text(settings, buffer, len);
+    case T_STORE:
+        (void)snprintf(buffer, len, "%s%s", settings->socket[0] ? "unix:" : "process",
+                       settings->socket);
+        return buffer;
     case T_DISK:
         break;
     }

@@ -23,6 +23,7 @@ enum kvt_option_type {
     T_PLAN,
     T_LAYERS,
     T_DEADLINE,
+    T_STORE,
     T_DISK
 };
 

@@ -390,13 +390,14 @@ static void drain_broken(struct kvt_cache *cache)
         while ((block = kvt_bq_pop(cache, &cache->give_back[kind])) != NULL) {
             if (kind == KVT_REQ_STORE)
                 cache->alloc_bytes -= block->record_bytes;
-            kvt_engine_block_done(
-                cache, block, block->retry ? KVT_E_CLOSED : cache->statuses[block - cache->blocks]);
+            kvt_engine_block_done(cache, block,
+                                  block->retry ? kvt_lost_status(cache)
+                                               : cache->statuses[block - cache->blocks]);
         }
     }
     while ((block = kvt_bq_pop(cache, &cache->coded)) != NULL) {
         cache->alloc_bytes -= block->record_bytes;
-        kvt_engine_block_done(cache, block, KVT_E_CLOSED);
+        kvt_engine_block_done(cache, block, kvt_lost_status(cache));
     }
 }
 

@@ -1,6 +1,7 @@
 /* The reply thread: drains the reply ring into the state machine and pumps.
  *
- * It sleeps in poll() on the ring's event fd and on a wake fd of ours; it never spins. While a
+ * It sleeps in poll() on the ring's event fd, on a wake fd of ours and on the socket of a remote
+ * store; it never spins. A remote store that is gone is looked for here (remote.c). While a
  * message waits for room in the request ring and no reply is due that would announce it, it looks
  * again every millisecond. Threads: this file is one thread, but for start, stop and wake.
  */
@@ -64,19 +65,56 @@ static void drain_fd(int fd)
     } while (n < 0 && errno == EINTR);
 }
 
-static void sleep_for_work(struct kvt_cache *cache, bool stuck, bool broken)
+/* Announce sleep, unless there is something to do. Under the lock: callers that spin read the ring
+ * too. false: look again. */
+static bool fall_asleep(struct kvt_cache *cache, int *limit_ms)
+{
+    pthread_mutex_lock(&cache->lock);
+    *limit_ms = cache->stuck ? STUCK_POLL_MS : -1;
+    if (cache->remote && !cache->broken) {
+        int watch = kvt_remote_watch(cache);
+        if (watch >= 0 && (*limit_ms < 0 || watch < *limit_ms))
+            *limit_ms = watch;
+    }
+    bool asleep = cache->broken || kvt_ring_sleep(&cache->channel.replies);
+    pthread_mutex_unlock(&cache->lock);
+    return asleep;
+}
+
+static void sleep_for_work(struct kvt_cache *cache, bool broken)
 {
     struct kvt_ring *ring = &cache->channel.replies;
-    struct pollfd fds[2] = {{.fd = cache->wake_fd, .events = POLLIN},
-                            {.fd = broken ? -1 : ring->event_fd, .events = POLLIN}};
-    if (!broken && !kvt_ring_sleep(ring))
+    struct pollfd fds[3] = {{.fd = cache->wake_fd, .events = POLLIN},
+                            {.fd = broken ? -1 : ring->event_fd, .events = POLLIN},
+                            {.fd = cache->remote ? cache->link.sock : -1, .events = POLLIN}};
+    int limit_ms;
+    if (!fall_asleep(cache, &limit_ms))
         return;
-    (void)poll(fds, 2, stuck ? STUCK_POLL_MS : -1);
-    kvt_ring_awake(ring);
+    (void)poll(fds, 3, limit_ms);
+    if (!broken)
+        kvt_ring_awake(ring);
     if (fds[0].revents & POLLIN)
         drain_fd(fds[0].fd);
     if (fds[1].revents & POLLIN)
         drain_fd(fds[1].fd);
+    if (fds[2].revents != 0) { /* the daemon has nothing to say there but that it is gone */
+        pthread_mutex_lock(&cache->lock);
+        if (!cache->broken)
+            kvt_engine_fail_all(cache);
+        pthread_mutex_unlock(&cache->lock);
+    }
+}
+
+int kvt_reply_drain(struct kvt_cache *cache)
+{
+    int handled = drain(cache);
+    if (handled > 0)
+        cache->heard_ns = kvt_clock_now(&cache->clock);
+    if (handled > 0 || cache->stuck || cache->broken)
+        kvt_pump(cache);
+    if (handled > 0 && cache->room_waiters > 0)
+        pthread_cond_broadcast(&cache->room);
+    return handled;
 }
 
 static void *reply_main(void *arg)
@@ -85,21 +123,19 @@ static void *reply_main(void *arg)
     for (;;) {
         pthread_mutex_lock(&cache->lock);
         bool was_broken = cache->broken;
-        int handled = drain(cache);
-        if (handled > 0 || cache->stuck || cache->broken)
-            kvt_pump(cache);
-        if (handled > 0 && cache->room_waiters > 0)
-            pthread_cond_broadcast(&cache->room);
-        bool stop = cache->stop_reply, stuck = cache->stuck, broken = cache->broken;
+        int handled = kvt_reply_drain(cache);
+        bool stop = cache->stop_reply, broken = cache->broken;
         pthread_mutex_unlock(&cache->lock);
         /* A store that disconnects us has said so itself. */
-        if (broken && !was_broken && !kvt_ring_closed(&cache->channel.replies))
+        if (!cache->remote && broken && !was_broken && !kvt_ring_closed(&cache->channel.replies))
             kvt_log(&cache->log, KVT_LOG_ERROR,
                     "the store sends replies that are malformed: the cache is closed");
         if (stop)
             return NULL;
-        if (handled < BURST)
-            sleep_for_work(cache, stuck, broken);
+        if (broken && cache->remote)
+            kvt_remote_restore(cache);
+        else if (handled < BURST)
+            sleep_for_work(cache, broken);
     }
 }
 
@@ -123,6 +159,7 @@ void kvt_reply_stop(struct kvt_cache *cache)
         return;
     pthread_mutex_lock(&cache->lock);
     cache->stop_reply = true;
+    pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
     kvt_reply_wake(cache);
     pthread_join(cache->reply_thread, NULL);

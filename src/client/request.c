@@ -132,8 +132,11 @@ static void req_submit(struct kvt_req *req)
     } else if (!on) {
         count_off(cache, req);
         kvt_engine_end_unasked(cache, req, KVT_E_MISS);
-    } else if (cache->broken || cache->closing) {
+    } else if (cache->closing || (cache->broken && !cache->remote)) {
         kvt_engine_end_unasked(cache, req, KVT_E_CLOSED);
+    } else if (cache->broken || kvt_req_handle(req) == 0) { /* no daemon, or it refused this one */
+        cache->counters.daemon_blocks += req->n;
+        kvt_engine_end_unasked(cache, req, KVT_E_MISS);
     } else if (kvt_lane_offline(req->pool)) {
         cache->counters.gpu_failed_blocks += req->n;
         kvt_engine_end_unasked(cache, req, KVT_E_DEVICE);

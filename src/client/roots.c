@@ -4,8 +4,8 @@
  * A root that another process holds is tried again every half second, by a thread of its own, and
  * used from the moment on when its owner has let go of it or died.
  *
- * Threads: kvt_open() and kvt_close(), and the retry thread in between: it changes states under the
- * cache's lock. The log inside a root is opened by the store.
+ * Threads: kvt_host_open() and kvt_host_close(), and the retry thread in between: it changes states
+ * under the host's lock. The log inside a root is opened by the store.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -17,7 +17,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "client/client.h"
+#include "client/host.h"
+#include "kvtier/error.h"
 
 #define RETRY_NS INT64_C(500000000)
 
@@ -183,9 +184,9 @@ static void root_off(struct kvt_root_state *root, int code, int64_t owner_pid)
                       sizeof(root->state));
 }
 
-void kvt_roots_drop(struct kvt_cache *cache, uint32_t number, int code, int64_t owner_pid)
+void kvt_roots_drop(struct kvt_host *host, uint32_t number, int code, int64_t owner_pid)
 {
-    root_off(&cache->roots[number], code, owner_pid);
+    root_off(&host->roots[number], code, owner_pid);
 }
 
 static void note_info(struct kvt_root_state *root)
@@ -211,19 +212,19 @@ static int wrap(const struct kvt_settings *settings, struct kvt_root_state *root
     return 0;
 }
 
-static int open_one(const struct kvt_cache *cache, struct kvt_root_state *root)
+static int open_one(const struct kvt_host *host, struct kvt_root_state *root)
 {
-    const struct kvt_settings *settings = cache->settings;
+    const struct kvt_settings *settings = host->settings;
     struct kvt_io_posix_params params = {.path = root->path,
                                          .threads = (int)settings->io_threads,
                                          .direct = settings->direct,
                                          .backend = settings->io,
                                          .cap_bytes = root->cap_bytes,
-                                         .log = cache->log};
+                                         .log = host->log};
     int64_t owner_pid = 0;
     if (settings->io_register) {
-        params.fixed = cache->arena;
-        params.fixed_bytes = cache->arena_bytes;
+        params.fixed = host->memory.arena;
+        params.fixed_bytes = host->memory.arena_bytes;
     }
     int rc = kvt_io_files_new(&params, &root->io);
     if (rc == 0 && settings->io_wrap != NULL)
@@ -244,9 +245,9 @@ static int open_one(const struct kvt_cache *cache, struct kvt_root_state *root)
     return 0;
 }
 
-int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len)
+int kvt_roots_open(struct kvt_host *host, char *error, size_t error_len)
 {
-    const struct kvt_settings *settings = cache->settings;
+    const struct kvt_settings *settings = host->settings;
     char why[200];
     /* asked for by name: not the same as a drive that is missing */
     if (settings->io == KVT_IO_URING && settings->disk_count > 0 &&
@@ -255,11 +256,11 @@ int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len)
         return KVT_E_UNSUPPORTED;
     }
     for (uint32_t i = 0; i < settings->disk_count; i++) {
-        struct kvt_root_state *root = &cache->roots[i];
+        struct kvt_root_state *root = &host->roots[i];
         root->path = settings->disks[i].path;
         root->cap_bytes = settings->disks[i].cap_bytes;
         root->number = -1;
-        int rc = open_one(cache, root);
+        int rc = open_one(host, root);
         root->waiting = rc == KVT_E_LOCKED;
         if (rc == 0)
             continue;
@@ -267,103 +268,116 @@ int kvt_roots_open(struct kvt_cache *cache, char *error, size_t error_len)
             (void)snprintf(error, error_len, "%s", root->state);
             return rc;
         }
-        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it%s)", root->state,
+        kvt_log(&host->log, KVT_LOG_WARN, "%s (going on without it%s)", root->state,
                 root->waiting ? ", and trying again" : "");
     }
     return 0;
 }
 
-int kvt_roots_missing(const struct kvt_cache *cache)
+int kvt_roots_missing(struct kvt_host *host)
 {
-    if (cache->roots_used > 0)
-        return 0;
-    for (uint32_t i = 0; i < cache->settings->disk_count; i++)
-        if (cache->roots[i].error != 0)
-            return cache->roots[i].error;
-    return 0;
+    int missing = 0;
+    pthread_mutex_lock(&host->lock);
+    for (uint32_t i = 0; host->roots_used == 0 && i < host->settings->disk_count && !missing; i++)
+        missing = host->roots[i].error;
+    pthread_mutex_unlock(&host->lock);
+    return missing;
 }
 
-void kvt_roots_close(struct kvt_cache *cache)
+/* For callers that have no log callback. */
+void kvt_roots_tell_missing(const struct kvt_host *host, char *text, size_t len)
+{
+    size_t used = 0;
+    for (uint32_t i = 0; i < host->settings->disk_count && used < len; i++) {
+        if (host->roots[i].io != NULL)
+            continue;
+        int n = snprintf(text + used, len - used, "%s%s (going on without it)", used ? "; " : "",
+                         host->roots[i].state);
+        used += n > 0 ? (size_t)n : 0;
+    }
+}
+
+void kvt_roots_close(struct kvt_host *host)
 {
     for (uint32_t i = 0; i < KVT_DISKS_MAX; i++) {
-        if (cache->roots[i].io != NULL)
-            cache->roots[i].io->ops->destroy(cache->roots[i].io);
-        cache->roots[i].io = NULL;
+        if (host->roots[i].io != NULL)
+            host->roots[i].io->ops->destroy(host->roots[i].io);
+        host->roots[i].io = NULL;
     }
 }
 
 /* Nobody holds root i any more: open it and hand it to the running store. */
-static void take_over(struct kvt_cache *cache, uint32_t i)
+static void take_over(struct kvt_host *host, uint32_t i)
 {
-    struct kvt_root_state root = {.path = cache->roots[i].path,
-                                  .cap_bytes = cache->roots[i].cap_bytes};
-    int rc = open_one(cache, &root);
+    struct kvt_root_state root = {.path = host->roots[i].path,
+                                  .cap_bytes = host->roots[i].cap_bytes};
+    int rc = open_one(host, &root);
     if (rc == 0) {
         const struct kvt_store_root add = {
             .io = root.io,
             .cap_bytes = root.cap_bytes,
-            .files_max = kvt_settings_files(cache->settings),
-            .write_bytes_day = kvt_settings_root_writes(cache->settings, root.cap_bytes)};
-        rc = kvt_owner_root_add(cache->owner, &add);
+            .files_max = kvt_settings_files(host->settings),
+            .write_bytes_day = kvt_settings_root_writes(host->settings, root.cap_bytes)};
+        rc = kvt_owner_root_add(host->owner, &add);
         if (rc != 0)
             root_off(&root, rc, 0);
     }
     root.waiting = rc == KVT_E_LOCKED || rc == -EAGAIN;
     if (rc == 0)
-        kvt_log(&cache->log, KVT_LOG_INFO, "disk root %.250s is free: in use from now on",
+        kvt_log(&host->log, KVT_LOG_INFO, "disk root %.250s is free: in use from now on",
                 root.path);
     else if (!root.waiting)
-        kvt_log(&cache->log, KVT_LOG_WARN, "%s (going on without it)", root.state);
-    pthread_mutex_lock(&cache->lock);
+        kvt_log(&host->log, KVT_LOG_WARN, "%s (going on without it)", root.state);
+    pthread_mutex_lock(&host->lock);
     if (rc == 0)
-        root.number = (int)cache->roots_used++;
-    cache->roots[i] = root;
-    pthread_mutex_unlock(&cache->lock);
+        root.number = (int)host->roots_used++;
+    host->roots[i] = root;
+    pthread_mutex_unlock(&host->lock);
 }
 
 static void *retry_main(void *arg)
 {
-    struct kvt_cache *cache = arg;
-    pthread_mutex_lock(&cache->lock);
-    for (bool any = true; any && !cache->stop_retry;) {
-        int64_t at = kvt_clock_now(&cache->clock) + RETRY_NS;
+    struct kvt_host *host = arg;
+    pthread_mutex_lock(&host->lock);
+    for (bool any = true; any && !host->stop_retry;) {
+        int64_t at = kvt_clock_now(&host->clock) + RETRY_NS;
         struct timespec until = {.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
-        (void)pthread_cond_timedwait(&cache->again, &cache->lock, &until);
+        (void)pthread_cond_timedwait(&host->again, &host->lock, &until);
         any = false;
-        for (uint32_t i = 0; i < cache->settings->disk_count && !cache->stop_retry; i++) {
-            if (!cache->roots[i].waiting)
+        for (uint32_t i = 0; i < host->settings->disk_count && !host->stop_retry; i++) {
+            if (!host->roots[i].waiting)
                 continue;
-            pthread_mutex_unlock(&cache->lock);
-            if (kvt_io_posix_held(cache->settings->disks[i].path) == 0)
-                take_over(cache, i);
-            pthread_mutex_lock(&cache->lock);
-            any = any || cache->roots[i].waiting;
+            pthread_mutex_unlock(&host->lock);
+            if (kvt_io_posix_held(host->settings->disks[i].path) == 0)
+                take_over(host, i);
+            pthread_mutex_lock(&host->lock);
+            any = any || host->roots[i].waiting;
         }
     }
-    pthread_mutex_unlock(&cache->lock);
+    pthread_mutex_unlock(&host->lock);
     return NULL;
 }
 
-int kvt_roots_retry_start(struct kvt_cache *cache)
+int kvt_roots_retry_start(struct kvt_host *host)
 {
     bool any = false;
-    for (uint32_t i = 0; i < cache->settings->disk_count; i++)
-        any = any || cache->roots[i].waiting;
+    for (uint32_t i = 0; i < host->settings->disk_count; i++)
+        any = any || host->roots[i].waiting;
     if (!any)
         return 0;
-    int rc = kvt_thread_start(&cache->retry_thread, "kvt-roots", retry_main, cache);
-    cache->retry_running = rc == 0;
+    int rc = kvt_thread_start(&host->retry_thread, "kvt-roots", retry_main, host);
+    host->retry_running = rc == 0;
     return rc;
 }
 
-void kvt_roots_retry_stop(struct kvt_cache *cache)
+void kvt_roots_retry_stop(struct kvt_host *host)
 {
-    if (!cache->retry_running)
+    if (!host->retry_running)
         return;
-    pthread_mutex_lock(&cache->lock);
-    cache->stop_retry = true;
-    pthread_cond_broadcast(&cache->again);
-    pthread_mutex_unlock(&cache->lock);
-    pthread_join(cache->retry_thread, NULL);
-    cache->retry_running = false;
+    pthread_mutex_lock(&host->lock);
+    host->stop_retry = true;
+    pthread_cond_broadcast(&host->again);
+    pthread_mutex_unlock(&host->lock);
+    pthread_join(host->retry_thread, NULL);
+    host->retry_running = false;
 }

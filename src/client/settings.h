@@ -59,7 +59,9 @@ struct kvt_settings {
     int disk_required;
     int guard;
     int enabled;
-    int env; /* 1: KVTIER_CONFIG is applied at open */
+    uint64_t spin;    /* ns; KVT_AUTO: nobody spins */
+    char socket[108]; /* of a kvtierd; "": the store is in this process */
+    int env;          /* 1: KVTIER_CONFIG is applied at open */
     uint32_t exclude_count;
     struct kvt_layer_range { /* layers that are stored raw */
         uint32_t from, to;   /* both included */

@@ -71,11 +71,11 @@ static unsigned thread_count(void)
 static uint64_t arena_resident(void)
 {
     const struct kvt_cache *cache = rig.cache;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = cache->map_bytes / page;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), pages = cache->host.memory.map_bytes / page;
     unsigned char *there = malloc(pages);
     uint64_t count = 0;
     assert_non_null(there);
-    assert_int_equal(mincore(cache->map, pages * page, there), 0);
+    assert_int_equal(mincore(cache->host.memory.map, pages * page, there), 0);
     for (size_t i = 0; i < pages; i++)
         count += there[i] & 1u;
     free(there);

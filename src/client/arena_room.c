@@ -1,0 +1,101 @@
+/* Whether shared memory of a size can be had at all, asked before any of it is touched.
+ *
+ * Shared memory is promised by mmap() and given page by page: what is too large for the container
+ * or the machine is found out in the middle of the work, by a signal or by the kernel's killer, in
+ * whichever process happens to touch the page. So the limits are read first, and a refusal names
+ * both numbers. A limit that cannot be read is none. (memfd is not bound by the size of /dev/shm.)
+ * Threads: any. Reads /proc and /sys only.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+#include "client/host.h"
+#include "client/options.h"
+#include "kvtier/error.h"
+
+struct limit {
+    uint64_t bytes; /* UINT64_MAX: none */
+    const char *what;
+    const char *remedy;
+};
+
+/* The number at the start of a file; UINT64_MAX when there is none ("max" too). */
+static uint64_t number_in(const char *path)
+{
+    char text[64];
+    FILE *file = fopen(path, "re");
+    uint64_t value = UINT64_MAX;
+    if (file == NULL)
+        return value;
+    if (fgets(text, sizeof(text), file) != NULL && text[0] >= '0' && text[0] <= '9')
+        value = strtoull(text, NULL, 10);
+    (void)fclose(file);
+    return value;
+}
+
+/* The least limit of this process's control groups, version 2 or 1, seen from inside. */
+static uint64_t cgroup_limit(void)
+{
+    char line[512], path[600];
+    uint64_t least = number_in("/sys/fs/cgroup/memory.max");
+    uint64_t other = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
+    FILE *file = fopen("/proc/self/cgroup", "re");
+    least = other < least ? other : least;
+    while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        const char *at = strrchr(line, ':');
+        if (at == NULL || strncmp(line, "0::", 3) != 0)
+            continue;
+        (void)snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", at + 1);
+        other = number_in(path);
+        least = other < least ? other : least;
+    }
+    if (file != NULL)
+        (void)fclose(file);
+    return least >= UINT64_MAX / 4 ? UINT64_MAX
+                                   : least; /* version 1 says "none" by a huge number */
+}
+
+static uint64_t machine_memory(void)
+{
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "re");
+    unsigned long long kib = 0;
+    if (file != NULL && fgets(line, sizeof(line), file) != NULL)
+        (void)sscanf(line, "MemTotal: %llu kB", &kib);
+    if (file != NULL)
+        (void)fclose(file);
+    return kib == 0 ? UINT64_MAX : (uint64_t)kib * 1024;
+}
+
+static uint64_t process_limit(int resource)
+{
+    struct rlimit limit;
+    if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return UINT64_MAX;
+    return (uint64_t)limit.rlim_cur;
+}
+
+int kvt_arena_room(uint64_t bytes, char *error, size_t error_len)
+{
+    char wanted[32], allowed[32];
+    const struct limit limits[] = {
+        {process_limit(RLIMIT_FSIZE), "the limit on file sizes (ulimit -f)", "raise it"},
+        {process_limit(RLIMIT_AS), "the limit on memory (ulimit -v)", "raise it"},
+        {cgroup_limit(), "the memory limit of this container or control group", "raise it"},
+        {machine_memory(), "the memory of this machine", "there is no more"},
+    };
+    for (size_t i = 0; i < sizeof(limits) / sizeof(limits[0]); i++) {
+        if (bytes <= limits[i].bytes)
+            continue;
+        (void)snprintf(error, error_len,
+                       "dram=%s is more than %s, which is %s: make dram smaller, or %s",
+                       kvt_size_text(bytes, wanted, sizeof(wanted)), limits[i].what,
+                       kvt_size_text(limits[i].bytes, allowed, sizeof(allowed)), limits[i].remedy);
+        return KVT_E_LIMIT;
+    }
+    return 0;
+}

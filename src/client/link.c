@@ -1,0 +1,181 @@
+/* Dialling a kvtierd: see link.h and format/handshake.h.
+ *
+ * What the daemon sends is checked before it is mapped: sizes as announced, and seals, so that no
+ * page can vanish under us. Threads: one at a time.
+ */
+#include "client/link.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "base/sock.h"
+#include "format/handshake.h"
+#include "format/message.h"
+#include "kvtier/error.h"
+#include "kvtier/version.h"
+
+#define RING_BYTES (1u << 20) /* = KVT_CLIENT_RING_BYTES: the credits are made for it */
+#define TIMEOUT_MS 2000
+
+void kvt_link_init(struct kvt_link *link, const char *path)
+{
+    memset(link, 0, sizeof(*link));
+    link->path = path;
+    link->sock = link->rings.fd = link->memory.fd = -1;
+    link->wire.request_fd = link->wire.reply_fd = link->wire.broken_fd = -1;
+}
+
+/* The name of this program, as people know it. */
+static void program_name(char *name, size_t len)
+{
+    int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, name, len - 1);
+    if (fd >= 0)
+        (void)close(fd);
+    name[n > 0 ? n : 0] = '\0';
+    name[strcspn(name, "\n")] = '\0';
+}
+
+static void hello_make(struct kvt_hello *hello, uint32_t kind)
+{
+    *hello = (struct kvt_hello){.magic = KVT_HANDSHAKE_MAGIC,
+                                .bytes = sizeof(*hello),
+                                .handshake = KVT_HANDSHAKE_VERSION,
+                                .proto = KVT_PROTO_VERSION,
+                                .record = KVT_RECORD_VERSION,
+                                .kind = kind,
+                                .ring_bytes = RING_BYTES,
+                                .pid = (uint32_t)getpid()};
+    (void)snprintf(hello->version, sizeof(hello->version), "%s", kvt_version());
+    program_name(hello->name, sizeof(hello->name));
+}
+
+/* Why there is no connection, for people. */
+static void describe(const char *path, int code, char *text, size_t len)
+{
+    if (code == -ENOENT || code == -ECONNREFUSED)
+        (void)snprintf(text, len,
+                       "no kvtierd at %s: start one (kvtierd --socket %s), or set store=process",
+                       path, path);
+    else if (code == -EACCES || code == -EPERM)
+        (void)snprintf(text, len,
+                       "this user may not connect to %s: see socket_mode and allow_uid of the "
+                       "kvtierd there",
+                       path);
+    else if (code == -EPROTOTYPE || code == KVT_E_CORRUPT)
+        (void)snprintf(text, len, "what listens at %s is not a kvtierd: name its socket", path);
+    else if (code == -EAGAIN || code == -ETIMEDOUT)
+        (void)snprintf(text, len,
+                       "the kvtierd at %s does not answer within %d s: is it stopped or busy?",
+                       path, TIMEOUT_MS / 1000);
+    else
+        (void)snprintf(text, len, "no connection to the kvtierd at %s: %s", path,
+                       kvt_strerror(code));
+}
+
+/* Send HELLO, take WELCOME and its descriptors. */
+static int greet(struct kvt_link *link, struct kvt_welcome *welcome, int fds[KVT_WELCOME_FDS],
+                 size_t *count, char *text, size_t len)
+{
+    struct kvt_hello hello;
+    hello_make(&hello, KVT_HELLO_ENGINE);
+    int rc = kvt_sock_send(link->sock, &hello, sizeof(hello), NULL, 0);
+    if (rc != 0)
+        return rc;
+    int bytes = kvt_sock_recv(link->sock, welcome, sizeof(*welcome), fds, KVT_WELCOME_FDS, count);
+    if (bytes <= 0)
+        return bytes == 0 ? KVT_E_CORRUPT : bytes;
+    if (bytes != (int)sizeof(*welcome) || welcome->magic != KVT_HANDSHAKE_MAGIC ||
+        welcome->bytes != sizeof(*welcome))
+        return KVT_E_CORRUPT;
+    welcome->text[sizeof(welcome->text) - 1] = '\0';
+    if (welcome->status != 0) {
+        (void)snprintf(text, len, "the kvtierd at %.100s refuses: %s", link->path, welcome->text);
+        return welcome->status < 0 ? welcome->status : KVT_E_CORRUPT;
+    }
+    return *count == KVT_WELCOME_FDS ? 0 : KVT_E_CORRUPT;
+}
+
+/* Map a sealed memfd of at least `bytes`. */
+static int map_fd(int fd, uint64_t bytes, struct kvt_arena_map *out)
+{
+    struct stat st;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (fstat(fd, &st) != 0 || seals < 0 || !(seals & F_SEAL_SHRINK) || st.st_size < 0 ||
+        (uint64_t)st.st_size < bytes || bytes == 0)
+        return KVT_E_CORRUPT;
+    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (map == MAP_FAILED)
+        return -errno;
+    *out = (struct kvt_arena_map){
+        .map = map, .map_bytes = bytes, .arena = map, .arena_bytes = bytes, .fd = -1};
+    (void)madvise(map, bytes, MADV_DONTFORK);
+    return 0;
+}
+
+static int map_all(struct kvt_link *link, const struct kvt_welcome *welcome,
+                   const int fds[KVT_WELCOME_FDS])
+{
+    struct kvt_wire *wire = &link->wire;
+    if (welcome->ring_bytes != RING_BYTES || welcome->rings_bytes < kvt_wire_bytes(RING_BYTES) ||
+        welcome->arena_bytes % KVT_PAGE_BYTES != 0)
+        return KVT_E_CORRUPT;
+    int rc = map_fd(fds[KVT_FD_RINGS], welcome->rings_bytes, &link->rings);
+    if (rc == 0)
+        rc = map_fd(fds[KVT_FD_ARENA], welcome->arena_bytes, &link->memory);
+    if (rc != 0)
+        return rc;
+    wire->memory = link->rings.map;
+    wire->ring_bytes = welcome->ring_bytes;
+    wire->request_fd = fds[KVT_FD_REQUEST];
+    wire->reply_fd = fds[KVT_FD_REPLY];
+    link->client = welcome->client;
+    return 0;
+}
+
+int kvt_link_dial(struct kvt_link *link, char *text, size_t len)
+{
+    struct kvt_welcome welcome;
+    int fds[KVT_WELCOME_FDS];
+    size_t count = 0;
+    text[0] = '\0';
+    int rc = kvt_sock_connect(link->path, TIMEOUT_MS, &link->sock);
+    if (rc == 0)
+        rc = greet(link, &welcome, fds, &count, text, len);
+    if (rc == 0)
+        rc = map_all(link, &welcome, fds);
+    for (size_t i = 0; i < count; i++)
+        if (rc != 0 || i == KVT_FD_ARENA || i == KVT_FD_RINGS)
+            (void)close(fds[i]);
+    if (rc == 0)
+        return 0;
+    if (text[0] == '\0')
+        describe(link->path, rc, text, len);
+    link->wire.request_fd = link->wire.reply_fd = -1; /* closed */
+    kvt_link_hang_up(link);
+    return rc;
+}
+
+void kvt_link_hang_up(struct kvt_link *link)
+{
+    if (link->sock >= 0) {
+        struct kvt_hello bye;
+        hello_make(&bye, KVT_HELLO_BYE);
+        int rc = kvt_sock_send(link->sock, &bye, sizeof(bye), NULL, 0);
+        (void)rc; /* a daemon that is gone needs none */
+        (void)close(link->sock);
+    }
+    if (link->wire.request_fd >= 0)
+        (void)close(link->wire.request_fd);
+    if (link->wire.reply_fd >= 0)
+        (void)close(link->wire.reply_fd);
+    kvt_arena_unmap(&link->rings);
+    kvt_arena_unmap(&link->memory);
+    kvt_link_init(link, link->path);
+}

@@ -1,0 +1,30 @@
+/* The connection to a kvtierd: socket, mapped arena, rings. Mechanics only; what a lost connection
+ * means for requests is remote.c's.
+ *
+ * Threads: one at a time (kvt_open(), then the reply thread, then kvt_close()).
+ */
+#ifndef KVT_CLIENT_LINK_H
+#define KVT_CLIENT_LINK_H
+
+#include "client/host.h"
+
+struct kvt_link {
+    const char *path; /* of the socket; the settings' */
+    int sock;         /* -1: not connected */
+    struct kvt_wire wire;
+    struct kvt_arena_map rings, memory; /* what is mapped; their fd is closed */
+    uint32_t client;                    /* the daemon's number for us */
+};
+
+void kvt_link_init(struct kvt_link *link, const char *path);
+
+/* Connect, agree on versions, map. Blocks for 2 s at most where the daemon does not answer. 0, or
+ * why not, with a sentence in text: -ENOENT, -ECONNREFUSED (no daemon), KVT_E_VERSION, -EACCES,
+ * KVT_E_LIMIT, KVT_E_CORRUPT, ... Nothing is left behind then. */
+__attribute__((warn_unused_result)) int kvt_link_dial(struct kvt_link *link, char *text,
+                                                      size_t len);
+
+/* Nothing of ours will touch the arena any more: say so, close, unmap. Idempotent. */
+void kvt_link_hang_up(struct kvt_link *link);
+
+#endif

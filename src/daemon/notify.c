@@ -1,0 +1,59 @@
+/* systemd: see notify.h. sd_notify(3) and sd_listen_fds(3) describe the protocols. */
+#include "daemon/notify.h"
+
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kvtier/error.h"
+
+#define FIRST_FD 3
+
+void kvt_notify(const char *state)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char text[256];
+    struct timespec now;
+    if (path == NULL || (path[0] != '/' && path[0] != '@') ||
+        strlen(path) >= sizeof(address.sun_path))
+        return;
+    memcpy(address.sun_path, path, strlen(path));
+    if (path[0] == '@')
+        address.sun_path[0] = '\0'; /* an abstract name */
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    (void)snprintf(text, sizeof(text), "%s\nMONOTONIC_USEC=%lld\nMAINPID=%d", state,
+                   (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000, (int)getpid());
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    ssize_t n = sendto(fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&address,
+                       (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path)));
+    (void)n; /* nobody can be told that nobody could be told */
+    (void)close(fd);
+}
+
+int kvt_passed_socket(void)
+{
+    const char *pid = getenv("LISTEN_PID"), *count = getenv("LISTEN_FDS");
+    int type = 0, listens = 0;
+    socklen_t len = sizeof(type);
+    if (pid == NULL || count == NULL || strtol(pid, NULL, 10) != (long)getpid())
+        return -1;
+    long fds = strtol(count, NULL, 10);
+    (void)unsetenv("LISTEN_PID");
+    (void)unsetenv("LISTEN_FDS");
+    if (fds != 1 || getsockopt(FIRST_FD, SOL_SOCKET, SO_TYPE, &type, &len) != 0 ||
+        type != SOCK_SEQPACKET ||
+        getsockopt(FIRST_FD, SOL_SOCKET, SO_ACCEPTCONN, &listens, &len) != 0 || !listens)
+        return KVT_E_INVAL;
+    (void)fcntl(FIRST_FD, F_SETFD, FD_CLOEXEC);
+    (void)fcntl(FIRST_FD, F_SETFL, fcntl(FIRST_FD, F_GETFL) | O_NONBLOCK);
+    return FIRST_FD;
+}

@@ -1,0 +1,13 @@
+/* systemd's two small protocols, without its library: sockets that it made for us, and telling it
+ * how we are. Nothing happens where there is no systemd. */
+#ifndef KVT_DAEMON_NOTIFY_H
+#define KVT_DAEMON_NOTIFY_H
+
+/* "READY=1", "STOPPING=1", "RELOADING=1", ... to $NOTIFY_SOCKET. Best effort. */
+void kvt_notify(const char *state);
+
+/* The one socket that was passed to us ($LISTEN_FDS), or -1: none; KVT_E_INVAL: not one, or not a
+ * listening SOCK_SEQPACKET socket of the file system. */
+int kvt_passed_socket(void);
+
+#endif

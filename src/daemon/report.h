@@ -1,0 +1,23 @@
+/* What a kvtierd says about itself: lines "name value", as the file "stats" of a root has them.
+ * Threads: the server's. */
+#ifndef KVT_DAEMON_REPORT_H
+#define KVT_DAEMON_REPORT_H
+
+#include "daemon/server.h"
+
+struct kvt_report {
+    struct kvt_host *host;
+    const struct kvt_server *server;
+    struct kvt_channel channel; /* our own client of the owner */
+    int64_t start_ns;
+};
+
+/* Attach to the owner. 0 or an error. */
+__attribute__((warn_unused_result)) int
+kvt_report_open(struct kvt_report *report, struct kvt_host *host, const struct kvt_server *server);
+void kvt_report_close(struct kvt_report *report);
+
+/* kvt_server_params.answer: "stat". */
+int kvt_report_answer(void *report, const char *question, char **out);
+
+#endif

@@ -1,0 +1,225 @@
+/* The server's loop: one poll() over the socket, the clients' sockets and the ends of their
+ * processes. Sleeps when nothing happens. See server.h, and server_impl.h for a client's states.
+ */
+#include "daemon/server_impl.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+
+#define DRAIN_NS INT64_C(1000000000) /* clients that are told to go have that long to say BYE */
+#define SEND_BUFFER (1 << 20)
+
+int kvt_server_new(const struct kvt_server_params *params, struct kvt_server **out, char *error,
+                   size_t error_len)
+{
+    struct kvt_server *server = calloc(1, sizeof(*server));
+    *out = NULL;
+    if (server == NULL)
+        return -ENOMEM;
+    server->params = *params;
+    server->listener = (struct kvt_listen){.fd = -1, .lock_fd = -1};
+    server->listen_fd = params->listen_fd;
+    pthread_mutex_init(&server->lock, NULL);
+    server->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    server->broken_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    int rc = server->wake_fd < 0 || server->broken_fd < 0 ? -errno : 0;
+    if (rc == 0 && server->listen_fd < 0) {
+        rc = kvt_listen_open(&server->listener, params->path, params->mode, error, error_len);
+        server->listen_fd = server->listener.fd;
+    }
+    if (rc != 0) {
+        kvt_server_free(server);
+        return rc;
+    }
+    *out = server;
+    return 0;
+}
+
+void kvt_server_free(struct kvt_server *server)
+{
+    if (server == NULL)
+        return;
+    if (server->listener.fd < 0 && server->listen_fd >= 0)
+        (void)close(server->listen_fd); /* systemd's: its name stays */
+    kvt_listen_close(&server->listener);
+    if (server->wake_fd >= 0)
+        (void)close(server->wake_fd);
+    if (server->broken_fd >= 0)
+        (void)close(server->broken_fd);
+    pthread_mutex_destroy(&server->lock);
+    free(server);
+}
+
+void kvt_server_allow(struct kvt_server *server, const uid_t *uids, size_t count)
+{
+    pthread_mutex_lock(&server->lock);
+    server->uid_count = KVT_MIN(count, (size_t)KVT_SERVER_UIDS_MAX);
+    if (server->uid_count > 0)
+        memcpy(server->uids, uids, server->uid_count * sizeof(*uids));
+    pthread_mutex_unlock(&server->lock);
+}
+
+void kvt_server_stop(struct kvt_server *server)
+{
+    uint64_t one = 1;
+    atomic_store_explicit(&server->stopping, 1, memory_order_relaxed); /* the write orders it */
+    ssize_t n = write(server->wake_fd, &one, sizeof(one));
+    (void)n; /* full: it is awake already */
+}
+
+size_t kvt_server_clients(const struct kvt_server *server, struct kvt_server_client *out,
+                          size_t max)
+{
+    size_t count = 0;
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++) {
+        const struct kvt_peer *peer = &server->peers[i];
+        if (peer->state != KVT_PEER_ENGINE && peer->state != KVT_PEER_BROKEN)
+            continue;
+        if (count < max) {
+            out[count] = (struct kvt_server_client){.number = peer->number,
+                                                    .pid = peer->pid,
+                                                    .uid = peer->uid,
+                                                    .leaving = peer->state == KVT_PEER_BROKEN};
+            memcpy(out[count].name, peer->name, sizeof(out[count].name));
+        }
+        count++;
+    }
+    return count;
+}
+
+void kvt_server_stats(const struct kvt_server *server, struct kvt_server_stats *out)
+{
+    *out = server->stats;
+}
+
+/* ---- the loop ------------------------------------------------------------------------------ */
+
+struct turn { /* what is polled, and whose it is */
+    struct pollfd fds[3 + 2 * KVT_PEERS_MAX];
+    struct kvt_peer *whose[3 + 2 * KVT_PEERS_MAX];
+    nfds_t count;
+};
+
+enum { AT_WAKE, AT_BROKEN, AT_LISTEN, AT_PEERS };
+
+static void turn_add(struct turn *turn, int fd, struct kvt_peer *whose)
+{
+    turn->fds[turn->count] = (struct pollfd){.fd = fd, .events = POLLIN};
+    turn->whose[turn->count++] = whose;
+}
+
+/* Fill in what to wait for; returns for how long at most, in milliseconds. */
+static int turn_make(struct kvt_server *server, struct turn *turn, bool listening)
+{
+    int64_t until = INT64_MAX, now = kvt_clock_now(&server->params.host->clock);
+    turn->count = 0;
+    turn_add(turn, server->wake_fd, NULL);
+    turn_add(turn, server->broken_fd, NULL);
+    turn_add(turn, listening ? server->listen_fd : -1, NULL);
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++) {
+        struct kvt_peer *peer = &server->peers[i];
+        if (peer->state == KVT_PEER_FREE)
+            continue;
+        if (peer->sock >= 0)
+            turn_add(turn, peer->sock, peer);
+        if (peer->pidfd >= 0)
+            turn_add(turn, peer->pidfd, peer);
+        until = KVT_MIN(until, peer->until_ns);
+    }
+    if (until == INT64_MAX)
+        return -1;
+    return until <= now ? 0 : (int)((until - now) / 1000000) + 1;
+}
+
+static void accept_all(struct kvt_server *server)
+{
+    for (int i = 0; i < 16; i++) { /* then the others get their turn */
+        int size = SEND_BUFFER;
+        int sock = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (sock < 0)
+            return;
+        (void)setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+        kvt_peer_new(server, sock);
+    }
+}
+
+static void broken_turn(struct kvt_server *server)
+{
+    uint64_t rung;
+    if (read(server->broken_fd, &rung, sizeof(rung)) < 0)
+        return;
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++) {
+        struct kvt_peer *peer = &server->peers[i];
+        if (peer->state == KVT_PEER_ENGINE &&
+            kvt_owner_broken(server->params.host->owner, peer->number))
+            kvt_peer_broke(server, peer);
+    }
+}
+
+/* Ends of processes first: a pidfd that is readable goes before the socket's last words. */
+static void peers_turn(struct kvt_server *server, struct turn *turn)
+{
+    for (nfds_t i = AT_PEERS; i < turn->count; i++) {
+        struct kvt_peer *peer = turn->whose[i];
+        if (turn->fds[i].revents == 0 || peer->state == KVT_PEER_FREE)
+            continue;
+        if (turn->fds[i].fd == peer->pidfd)
+            kvt_peer_died(server, peer);
+        else if (turn->fds[i].fd == peer->sock)
+            kvt_peer_read(server, peer);
+    }
+    int64_t now = kvt_clock_now(&server->params.host->clock);
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
+        if (server->peers[i].state != KVT_PEER_FREE && now >= server->peers[i].until_ns)
+            kvt_peer_late(server, &server->peers[i]);
+}
+
+static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
+{
+    struct turn turn;
+    int ms = turn_make(server, &turn, listening);
+    if (limit_ms >= 0 && (ms < 0 || ms > limit_ms))
+        ms = limit_ms;
+    if (poll(turn.fds, turn.count, ms) < 0)
+        return; /* EINTR: look at everything again */
+    if (turn.fds[AT_BROKEN].revents != 0)
+        broken_turn(server);
+    peers_turn(server, &turn);
+    if (listening && turn.fds[AT_LISTEN].revents != 0)
+        accept_all(server);
+}
+
+/* Tell everybody, wait a moment for those who say BYE, and take everything back. */
+static void drain(struct kvt_server *server)
+{
+    const int64_t end = kvt_clock_now(&server->params.host->clock) + DRAIN_NS;
+    int64_t left = DRAIN_NS;
+    uint64_t rung;
+    if (read(server->wake_fd, &rung, sizeof(rung)) < 0)
+        rung = 0;
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
+        if (server->peers[i].state == KVT_PEER_ENGINE)
+            kvt_owner_expel(server->params.host->owner, server->peers[i].number);
+    while (kvt_server_clients(server, NULL, 0) > 0 && left > 0) {
+        one_turn(server, false, (int)(left / 1000000) + 1);
+        left = end - kvt_clock_now(&server->params.host->clock);
+    }
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
+        if (server->peers[i].state != KVT_PEER_FREE)
+            kvt_peer_end(server, &server->peers[i]);
+}
+
+void kvt_server_run(struct kvt_server *server)
+{
+    while (!atomic_load_explicit(&server->stopping, memory_order_relaxed))
+        one_turn(server, true, -1);
+    drain(server);
+}

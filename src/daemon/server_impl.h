@@ -1,0 +1,79 @@
+/* The server's own structures, shared by server.c and peer.c and by nobody else.
+ *
+ *               HELLO control          answered
+ *   GREETING ------------------> CONTROL -------> FREE
+ *      |  HELLO engine
+ *      v                 BYE
+ *   ENGINE --------------------------------------> FREE
+ *      |  \  broke the protocol     BYE, or the     ^
+ *      |   `-----------> BROKEN --- process ended --'
+ *      |                             ^
+ *      `-- the socket ended ---------'   (its slots being filled wait for the process)
+ *   GREETING -> FREE: refused, or silent for HELLO_NS
+ */
+#ifndef KVT_DAEMON_SERVER_IMPL_H
+#define KVT_DAEMON_SERVER_IMPL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "daemon/listen.h"
+#include "daemon/server.h"
+#include "format/handshake.h"
+
+#define KVT_PEERS_MAX 128u
+#define KVT_HELLO_NS INT64_C(2000000000)
+/* A process whose end the kernel does not tell us: its threads are taken to be gone by then. */
+#define KVT_DYING_NS INT64_C(1500000000)
+
+enum kvt_peer_state {
+    KVT_PEER_FREE = 0,
+    KVT_PEER_GREETING,
+    KVT_PEER_CONTROL,
+    KVT_PEER_ENGINE,
+    KVT_PEER_BROKEN
+};
+
+struct kvt_peer {
+    int state;   /* enum kvt_peer_state */
+    int sock;    /* -1: it has ended */
+    int pidfd;   /* readable when the process has ended; -1: not to be had */
+    bool denied; /* this user may not connect */
+    pid_t pid;   /* 0: in another pid namespace */
+    uid_t uid;
+    int64_t until_ns; /* GREETING, CONTROL, BROKEN without pidfd: not longer than that */
+    uint32_t number;  /* ENGINE, BROKEN: the owner's */
+    struct kvt_wire wire;
+    struct kvt_arena_map rings;
+    char name[48];
+};
+
+struct kvt_server {
+    struct kvt_server_params params;
+    struct kvt_listen listener;
+    int listen_fd;
+    int wake_fd;   /* stop */
+    int broken_fd; /* a client broke the protocol */
+    _Atomic int stopping;
+    pthread_mutex_t lock; /* uids */
+    uid_t uids[KVT_SERVER_UIDS_MAX];
+    size_t uid_count;
+    struct kvt_server_stats stats;
+    struct kvt_peer peers[KVT_PEERS_MAX];
+};
+
+/* peer.c; all on the server's thread. */
+/* Somebody has connected: sock is ours from now on. */
+void kvt_peer_new(struct kvt_server *server, int sock);
+/* Its socket has something, or has ended. */
+void kvt_peer_read(struct kvt_server *server, struct kvt_peer *peer);
+/* Its process has ended. */
+void kvt_peer_died(struct kvt_server *server, struct kvt_peer *peer);
+/* until_ns has passed. */
+void kvt_peer_late(struct kvt_server *server, struct kvt_peer *peer);
+/* The owner has found that it breaks the protocol. */
+void kvt_peer_broke(struct kvt_server *server, struct kvt_peer *peer);
+/* Everything is taken back; the place is free. */
+void kvt_peer_end(struct kvt_server *server, struct kvt_peer *peer);
+
+#endif

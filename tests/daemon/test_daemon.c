@@ -1,0 +1,523 @@
+/* kvtierd and the clients of it: the same API, the same bytes, another process.
+ *
+ * Goal:   what one process stores another one loads, exactly; DRAM outlives its clients; a cache
+ *         whose daemon is away or goes away runs on with misses, says so once and comes back; who
+ * may connect, with which version, to which socket is checked and refused by name. Method: real
+ * kvtierd processes on sockets and roots of their own; engines are rigs in this process or in
+ * forked ones; whether blocks are exact is asserted by the rig for each page.
+ */
+#include "support/rig.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/sock.h"
+#include "format/handshake.h"
+#include "format/message.h"
+#include "support/daemon_rig.h"
+
+enum { BLOCKS = 24 };
+
+static struct daemon server;
+static struct rig rig, other;
+
+static void rig_end(struct rig *one)
+{
+    rig_close(one);
+    rig_free(one);
+    memset(one, 0, sizeof(*one));
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    rig_end(&rig);
+    rig_end(&other);
+    daemon_free(&server);
+    return 0;
+}
+
+static void engine_init(struct rig *one)
+{
+    struct rig_shape shape = rig_shape_small(BLOCKS);
+
+    rig_init(one, &shape, server.config, NULL);
+}
+
+static void engine_open(struct rig *one)
+{
+    engine_init(one);
+    rig_open(one);
+}
+
+static void begin(const char *options)
+{
+    daemon_init(&server, options);
+    daemon_start(&server);
+}
+
+/* Run a function in a process of its own, which may use nothing of this one's caches. */
+static void in_process(void (*fn)(void))
+{
+    int status;
+    pid_t pid = fork();
+
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        memset(&rig, 0, sizeof(rig));
+        memset(&other, 0, sizeof(other));
+        fn();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void store_all(void)
+{
+    engine_open(&rig);
+    if (rig_store(&rig, 1, BLOCKS, 0, NULL) != BLOCKS)
+        _exit(2);
+    rig_close(&rig);
+}
+
+/* ---- the plain path ------------------------------------------------------------------------- */
+
+static void a_block_stored_here_is_loaded_there(void **state)
+{
+    (void)state;
+    begin("--dram 16MiB --disk {store}:64MiB");
+    in_process(store_all);
+    engine_open(&rig);
+    assert_int_equal(rig_lookup(&rig, 1, BLOCKS), BLOCKS);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(rig_stat(&rig, "load.granted_dram"), BLOCKS);
+    assert_int_equal(rig_stat(&rig, "client.bad_move"), 0);
+    assert_int_equal(rig_stat(&rig, "client.bad_reply"), 0);
+    assert_int_equal(rig_stat(&rig, "disk.roots"), 1);
+}
+
+static void dram_is_warm_without_a_disk_after_the_engine_restarts(void **state)
+{
+    (void)state;
+    begin("--dram 16MiB");
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    rig_close(&rig);
+    daemon_wait_stat(&server, "daemon.clients", 0, 2000);
+    assert_int_equal(daemon_stat(&server, "daemon.clients_left"), 1);
+    rig_open(&rig);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(rig.warnings, 0);
+}
+
+static void what_is_on_disk_outlives_the_daemon(void **state)
+{
+    (void)state;
+    begin("--dram 16MiB --disk {store}:64MiB");
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    rig_close(&rig);
+    assert_int_equal(daemon_stop(&server), 0);
+    assert_int_equal(access(server.socket, F_OK), -1);
+    daemon_start(&server);
+    rig_open(&rig);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(rig_stat(&rig, "load.granted_disk"), BLOCKS);
+}
+
+static void two_engines_share_blocks_and_each_has_its_own_namespaces(void **state)
+{
+    (void)state;
+    begin("--dram 16MiB");
+    engine_open(&rig);
+    engine_init(&other);
+    other.identity.model = "another";
+    rig_open(&other);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_lookup(&other, 1, BLOCKS), 0);
+    assert_int_equal(rig_store(&other, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(rig_load(&other, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(kvt_purge(rig.ns, NULL, 0), BLOCKS);
+    assert_int_equal(rig_lookup(&rig, 1, BLOCKS), 0);
+    assert_int_equal(rig_load(&other, 1, BLOCKS, NULL), BLOCKS);
+}
+
+static void calls_that_spin_get_the_same_answers(void **state)
+{
+    char config[300];
+
+    (void)state;
+    begin("--dram 16MiB --spin 50us");
+    engine_init(&rig);
+    snprintf(config, sizeof(config), "%s,spin=200us", server.config);
+    snprintf(rig.config, sizeof(rig.config), "%s", config);
+    rig_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    for (int i = 0; i < 500; i++)
+        assert_int_equal(rig_lookup(&rig, 1, BLOCKS), BLOCKS);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+}
+
+/* ---- no daemon ------------------------------------------------------------------------------ */
+
+static void without_a_daemon_everything_misses_and_one_line_says_so(void **state)
+{
+    char text[512];
+
+    (void)state;
+    daemon_init(&server, "--dram 16MiB");
+    engine_open(&rig);
+    assert_non_null(strstr(rig.error, "no kvtierd at"));
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), 0);
+    assert_int_equal(rig_lookup(&rig, 1, BLOCKS), 0);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), 0);
+    rig_sleep_ms(300);
+    assert_int_equal(rig.warnings, 1);
+    assert_int_equal(rig_stat(&rig, "daemon.miss_keys"), BLOCKS);
+    assert_int_equal(rig_stat(&rig, "daemon.miss_blocks"), 2 * BLOCKS);
+    rig_stat_text(&rig, "daemon.state", text, sizeof(text));
+    assert_non_null(strstr(text, "no kvtierd at"));
+    assert_int_equal(kvt_flush(rig.cache), KVT_E_CLOSED); /* nothing is on disk: that is said */
+    assert_true(kvt_purge(rig.ns, NULL, 0) < 0);
+}
+
+static void wait_connected(struct rig *one)
+{
+    char text[512] = "";
+
+    for (int i = 0; i < 500 && strcmp(text, "connected") != 0; i++) {
+        rig_sleep_ms(10);
+        rig_stat_text(one, "daemon.state", text, sizeof(text));
+    }
+    assert_string_equal(text, "connected");
+}
+
+static void a_daemon_that_comes_later_is_used(void **state)
+{
+    (void)state;
+    daemon_init(&server, "--dram 16MiB");
+    engine_open(&rig);
+    daemon_start(&server);
+    wait_connected(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+}
+
+static void a_daemon_that_is_killed_and_started_again_is_found_again(void **state)
+{
+    (void)state;
+    begin("--dram 16MiB --disk {store}:64MiB");
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    for (int round = 0; round < 3; round++) {
+        daemon_kill(&server);
+        assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), 0);
+        assert_int_equal(rig_lookup(&rig, 1, BLOCKS), 0);
+        daemon_start(&server); /* replaces the stale socket */
+        wait_connected(&rig);
+        assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    }
+    assert_int_equal(rig.warnings, 3);
+    assert_int_equal(rig_stat(&rig, "daemon.reconnects"), 3);
+}
+
+/* Requests of every kind are under way when the daemon is stopped and then killed. */
+static void requests_under_way_end_as_misses_when_the_daemon_dies(void **state)
+{
+    struct kvt_key keys[BLOCKS];
+    uint32_t ids[BLOCKS];
+    struct kvt_req *reqs[16];
+
+    (void)state;
+    begin("--dram 16MiB --disk {store}:64MiB");
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        keys[i] = rig_key(1 + i);
+        ids[i] = i;
+    }
+    daemon_freeze(&server);
+    for (int i = 0; i < 16; i++)
+        assert_int_equal(kvt_load(rig.ns, rig.pool, keys, ids, BLOCKS, NULL, &reqs[i]), 0);
+    daemon_kill(&server);
+    for (int i = 0; i < 16; i++) {
+        size_t n;
+        const int32_t *status;
+
+        assert_int_equal(kvt_req_wait(reqs[i], 5000000000), 1);
+        status = kvt_req_status(reqs[i], &n);
+        for (size_t j = 0; j < n; j++)
+            assert_int_equal(status[j], KVT_E_MISS);
+        kvt_req_free(reqs[i]);
+    }
+    daemon_start(&server);
+    wait_connected(&rig);
+    assert_true(rig_load(&rig, 1, BLOCKS, NULL) <= BLOCKS);
+}
+
+static void a_daemon_that_is_stopped_is_given_up(void **state)
+{
+    int64_t start;
+
+    (void)state;
+    begin("--dram 16MiB");
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    daemon_freeze(&server);
+    start = rig_now_ns();
+    assert_int_equal(rig_lookup(&rig, 1, BLOCKS), 0);
+    assert_true(rig_now_ns() - start < INT64_C(8000000000));
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), 0);
+    assert_int_equal(kill(server.pid, SIGCONT), 0);
+    wait_connected(&rig);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    daemon_wait_stat(&server, "daemon.clients", 1, 4000);
+}
+
+/* ---- who may connect ------------------------------------------------------------------------ */
+
+static void other_versions_are_refused_by_name(void **state)
+{
+    struct kvt_hello hello = {.magic = KVT_HANDSHAKE_MAGIC,
+                              .bytes = sizeof(hello),
+                              .handshake = KVT_HANDSHAKE_VERSION,
+                              .proto = KVT_PROTO_VERSION + 7,
+                              .record = KVT_RECORD_VERSION,
+                              .kind = KVT_HELLO_ENGINE,
+                              .version = "9.9.9"};
+    struct kvt_welcome welcome;
+    int fd;
+
+    (void)state;
+    begin("--dram 16MiB");
+    assert_int_equal(kvt_sock_connect(server.socket, 5000, &fd), 0);
+    assert_int_equal(kvt_sock_send(fd, &hello, sizeof(hello), NULL, 0), 0);
+    assert_int_equal(kvt_sock_recv(fd, &welcome, sizeof(welcome), NULL, 0, NULL), sizeof(welcome));
+    assert_int_equal(welcome.status, KVT_E_VERSION);
+    assert_non_null(strstr(welcome.text, "9.9.9"));
+    assert_non_null(strstr(welcome.text, "protocol 7"));
+    assert_int_equal(kvt_sock_recv(fd, &welcome, sizeof(welcome), NULL, 0, NULL), 0);
+    close(fd);
+    assert_int_equal(daemon_stat(&server, "daemon.refused_version"), 1);
+}
+
+static void garbage_instead_of_a_greeting_is_refused(void **state)
+{
+    struct kvt_welcome welcome;
+    char junk[300];
+    int fd;
+
+    (void)state;
+    begin("--dram 16MiB");
+    memset(junk, 0x5a, sizeof(junk));
+    for (size_t bytes = 1; bytes <= sizeof(junk); bytes += 23) {
+        assert_int_equal(kvt_sock_connect(server.socket, 5000, &fd), 0);
+        assert_int_equal(kvt_sock_send(fd, junk, bytes, NULL, 0), 0);
+        assert_int_equal(kvt_sock_recv(fd, &welcome, sizeof(welcome), NULL, 0, NULL),
+                         sizeof(welcome));
+        assert_int_equal(welcome.status, KVT_E_VERSION);
+        close(fd);
+    }
+    /* One that says nothing is let go of after a while, and blocks nobody. */
+    assert_int_equal(kvt_sock_connect(server.socket, 5000, &fd), 0);
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(kvt_sock_recv(fd, &welcome, sizeof(welcome), NULL, 0, NULL), 0);
+    close(fd);
+}
+
+static void the_socket_is_private_and_so_is_what_is_around_it(void **state)
+{
+    struct stat st;
+    mode_t before = umask(0);
+
+    (void)state;
+    begin("--dram 16MiB --disk {store}:64MiB");
+    umask(before);
+    assert_int_equal(stat(server.socket, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(stat(server.store, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+}
+
+static void try_as_somebody_else(void)
+{
+    if (setgid(65534) != 0 || setuid(65534) != 0)
+        _exit(3);
+    engine_init(&rig);
+    int rc = rig_try_open(&rig);
+    if (rc != 0 || strstr(rig.error, "user 65534 is not allowed") == NULL) {
+        fprintf(stderr, "%d: %s\n", rc, rig.error);
+        _exit(4);
+    }
+    kvt_close(rig.cache);
+    rig.cache = NULL;
+}
+
+static void try_as_somebody_allowed(void)
+{
+    if (setgid(65534) != 0 || setuid(65534) != 0)
+        _exit(3);
+    engine_open(&rig);
+    if (rig_store(&rig, 1, BLOCKS, 0, NULL) != BLOCKS)
+        _exit(4);
+    rig_close(&rig);
+}
+
+static void other_users_are_refused_unless_allowed(void **state)
+{
+    (void)state;
+    if (geteuid() != 0) {
+        print_message("not root: other users cannot be played\n");
+        skip();
+    }
+    begin("--dram 16MiB --socket-mode 0666");
+    assert_int_equal(chmod(server.dir, 0755), 0);
+    in_process(try_as_somebody_else);
+    assert_true(daemon_stat(&server, "daemon.refused_peer") >= 1); /* it tries again */
+    assert_int_equal(daemon_stop(&server), 0);
+    snprintf(server.options, sizeof(server.options),
+             "--dram 16MiB --socket-mode 0666 --allow-uid 12+65534");
+    daemon_start(&server);
+    in_process(try_as_somebody_allowed);
+}
+
+/* ---- the socket's name ---------------------------------------------------------------------- */
+
+static void a_stale_socket_is_replaced_a_live_one_never(void **state)
+{
+    struct daemon second;
+    char name[200];
+    struct stat before, after;
+
+    (void)state;
+    begin("--dram 16MiB");
+    daemon_kill(&server);
+    assert_int_equal(access(server.socket, F_OK), 0); /* left behind */
+    daemon_start(&server);
+    assert_int_equal(stat(server.socket, &before), 0);
+
+    second = server;
+    second.pid = 0;
+    assert_int_equal(daemon_try(&second), 1);
+    assert_true(daemon_said(&server, "another kvtierd listens at"));
+    assert_int_equal(stat(server.socket, &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino);
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    rig_close(&rig);
+
+    assert_int_equal(daemon_stop(&server), 0);
+    snprintf(name, sizeof(name), "%s.lock", server.socket);
+    assert_int_equal(access(name, F_OK), -1);
+    int fd = open(server.socket, O_CREAT | O_WRONLY, 0600); /* no socket: not ours to remove */
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(daemon_try(&server), 1);
+    assert_true(daemon_said(&server, "is no socket"));
+    assert_int_equal(access(server.socket, F_OK), 0);
+}
+
+/* ---- configuration -------------------------------------------------------------------------- */
+
+static void what_is_wrong_in_a_configuration_is_named(void **state)
+{
+    static const struct {
+        const char *options, *says;
+    } cases[] = {
+        {"--dram 16Mib", "16Mib"},
+        {"--drum 16MiB", "did you mean \"dram\"?"},
+        {"--level kv8", "an option of the programs that connect"},
+        {"--socket-mode 999", "octal"},
+        {"--allow-uid bob", "user ids"},
+        {"--log-level loud", "error, warn, info, debug"},
+        {"--metrics here", "ADDRESS:PORT"},
+        {"--config /nonexistent/file", "/nonexistent/file"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        daemon_init(&server, cases[i].options);
+        assert_int_equal(daemon_try(&server), 2);
+        if (!daemon_said(&server, cases[i].says))
+            fail_msg("%s: \"%s\" was not said", cases[i].options, cases[i].says);
+        daemon_free(&server);
+    }
+}
+
+static void write_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "we");
+
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void wait_said(const char *text)
+{
+    for (int i = 0; i < 300 && !daemon_said(&server, text); i++)
+        rig_sleep_ms(10);
+    if (!daemon_said(&server, text))
+        fail_msg("\"%s\" was not said", text);
+}
+
+static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
+{
+    char file[200], options[400];
+
+    (void)state;
+    daemon_init(&server, "");
+    snprintf(file, sizeof(file), "%s/conf", server.dir);
+    snprintf(options, sizeof(options), "--config %s", file);
+    snprintf(server.options, sizeof(server.options), "%s", options);
+    write_file(file, "# a store\ndram = 16MiB\nlog_level = info\n\n");
+    daemon_start(&server);
+    write_file(file, "dram = 32MiB\nlog_level=debug\nallow_uid = 1+2\n");
+    assert_int_equal(kill(server.pid, SIGHUP), 0);
+    wait_said("reload: done");
+    wait_said("log_level is now debug");
+    wait_said("allow_uid is now 1+2");
+    wait_said("dram = 32MiB takes a restart; 16MiB stays");
+    write_file(file, "dram = 32MiB\nlog_level=quiet\n");
+    assert_int_equal(kill(server.pid, SIGHUP), 0);
+    wait_said("conf:2: log_level: \"quiet\"");
+    engine_open(&rig); /* it still serves */
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(a_block_stored_here_is_loaded_there, tear_down),
+        cmocka_unit_test_teardown(dram_is_warm_without_a_disk_after_the_engine_restarts, tear_down),
+        cmocka_unit_test_teardown(what_is_on_disk_outlives_the_daemon, tear_down),
+        cmocka_unit_test_teardown(two_engines_share_blocks_and_each_has_its_own_namespaces,
+                                  tear_down),
+        cmocka_unit_test_teardown(calls_that_spin_get_the_same_answers, tear_down),
+        cmocka_unit_test_teardown(without_a_daemon_everything_misses_and_one_line_says_so,
+                                  tear_down),
+        cmocka_unit_test_teardown(a_daemon_that_comes_later_is_used, tear_down),
+        cmocka_unit_test_teardown(a_daemon_that_is_killed_and_started_again_is_found_again,
+                                  tear_down),
+        cmocka_unit_test_teardown(requests_under_way_end_as_misses_when_the_daemon_dies, tear_down),
+        cmocka_unit_test_teardown(a_daemon_that_is_stopped_is_given_up, tear_down),
+        cmocka_unit_test_teardown(other_versions_are_refused_by_name, tear_down),
+        cmocka_unit_test_teardown(garbage_instead_of_a_greeting_is_refused, tear_down),
+        cmocka_unit_test_teardown(the_socket_is_private_and_so_is_what_is_around_it, tear_down),
+        cmocka_unit_test_teardown(other_users_are_refused_unless_allowed, tear_down),
+        cmocka_unit_test_teardown(a_stale_socket_is_replaced_a_live_one_never, tear_down),
+        cmocka_unit_test_teardown(what_is_wrong_in_a_configuration_is_named, tear_down),
+        cmocka_unit_test_teardown(sighup_takes_what_can_change_and_names_what_cannot, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
