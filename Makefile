@@ -8,8 +8,8 @@ KVT_GPU ?= auto
 export JOBS
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || \
-	  sed -n 's/^\([a-z]*\):.*## /make \1  /p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | column -t -s '|' 2>/dev/null || \
+	  sed -n 's/^\([a-z-]*\):.*## /make \1  /p' Makefile
 
 build: ## build/kvtier and build/libkvtier.so (installs missing packages on Debian and Ubuntu)
 	@scripts/setup.sh build
@@ -25,6 +25,10 @@ demo: ## a real model remembers a long document: builds llama.cpp, fetches a sma
 
 test: ## every test: unit, model, cases, sanitizers, llama.cpp, install, lint
 	@scripts/test.sh
+
+test-engines: ## the Python package with transformers, llama-cpp-python, ...: needs pip and a network once
+	@scripts/setup.sh engines
+	@scripts/test-engines.sh
 
 soak: ## MINUTES=n (30): the long forms of what tries to break the store, and one line of JSON
 	@scripts/setup.sh test
@@ -47,4 +51,4 @@ install: ## into PREFIX (default /usr/local), below DESTDIR when set; under sudo
 clean: ## remove build trees; downloads stay
 	@rm -rf build build-asan build-tsan build-dev build-fuzz build-planted build-coverage
 
-.PHONY: help build demo test soak lint bench install clean
+.PHONY: help build demo test test-engines soak lint bench install clean

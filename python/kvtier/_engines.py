@@ -11,13 +11,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-import os
-import pathlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import _c
+from . import _llama
+from ._errors import LibraryError
 
 
 @dataclass(frozen=True)
@@ -49,13 +48,20 @@ class Uses:
             if -1 in places or places != sorted(places):
                 return f"{where} takes ({', '.join(have)}), not ({', '.join(self.parameters)})"
         if self.attributes:
-            text = "".join(inspect.getsource(c) for c in inspect.getmro(found) if c is not object
-                           and inspect.getmodule(c).__name__.partition(".")[0] ==
-                           self.module.partition(".")[0])
+            package = self.module.partition(".")[0]
+            text = "".join(_source(c) for c in inspect.getmro(found)
+                           if c.__module__.partition(".")[0] == package)
             fields = {name for name, *_ in getattr(found, "_fields_", ())} | set(dir(found))
             for name in self.attributes:
                 if name not in fields and not re.search(rf"\bself\.{name}\b", text):
                     return f"{where} has no attribute {name} any more"
+        return ""
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # made in C, or at run time
         return ""
 
 
@@ -81,6 +87,8 @@ class Engine:
 
     def drift(self) -> list[str]:
         """What the installed version has changed of what is used; imports the engine."""
+        if missing := self.needs():
+            return [missing]
         return [sentence for used in self.contract if (sentence := used.drift())]
 
 
@@ -91,20 +99,11 @@ def _needs_torch() -> str:
 
 
 def _needs_llama() -> str:
-    if not (_c.library_dir() / "libkvtier-llama.so.0").exists() and not _adapter_named():
-        return ("this wheel was built without the adapter for llama.cpp: "
-                "KVT_LLAMA_PREFIX=$(scripts/build-llama.sh) pip install .")
-    package = importlib.util.find_spec("llama_cpp")
-    own = package is not None and any(
-        (pathlib.Path(place) / "lib/libllama.so").exists()
-        for place in package.submodule_search_locations or ())
-    if package is not None and not own and not (_c.library_dir() / "llama/libllama.so").exists():
-        return "neither llama_cpp nor this wheel carries a libllama.so"
+    try:
+        _llama.provide_library()
+    except LibraryError as error:
+        return str(error)
     return ""
-
-
-def _adapter_named() -> bool:
-    return os.path.exists(os.environ.get("KVTIER_LLAMA_LIBRARY", ""))
 
 
 _VLLM = "vllm.distributed.kv_transfer.kv_connector.v1"

@@ -54,6 +54,7 @@ class Llama(_engine.Llama):
                  kvtier_digest_dir: str | None = None, kvtier_calibrate: int = 256,
                  flash_attn: bool = True, **kwargs: Any) -> None:
         self._kvt: int | None = None
+        self.kvtier_last = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
         self._kvt_own_cache = not isinstance(kvtier, Cache)
         for name in ("embedding", "draft_model", "chat_handler"):
             if kwargs.get(name):
@@ -123,13 +124,23 @@ class Llama(_engine.Llama):
 
     def generate(self, tokens: Sequence[int], *args: Any, **kwargs: Any):
         """llama_cpp.Llama.generate(), with the stored prefix of tokens loaded before and the
-        sequence stored when the generator ends, by itself or because it is closed."""
+        sequence stored when the generator ends, by itself or because it is closed. kvtier_last
+        counts the tokens of the last call: cached ones were in the context or loaded."""
         tokens = list(tokens)
-        if kwargs.get("reset", True):
-            self.kvtier_restore(tokens)
+        cached = self.kvtier_restore(tokens) if kwargs.get("reset", True) else self.n_tokens
+        last = self.kvtier_last = {"prompt_tokens": len(tokens), "completion_tokens": 0,
+                                   "cached_tokens": min(cached, max(0, len(tokens) - 1))}
         try:
-            return (yield from super().generate(tokens, *args, **kwargs))
+            made, sent = super().generate(tokens, *args, **kwargs), None
+            while True:
+                try:
+                    token = made.send(sent)
+                except StopIteration:
+                    return
+                last["completion_tokens"] += 1
+                sent = yield token
         finally:
+            made.close()
             self.kvtier_save()
 
     def kvtier_restore(self, tokens: Sequence[int]) -> int:

@@ -5,6 +5,7 @@ one bytearray for each part; its content is drawn from a seed that a failing tes
 KVT_REQUIRE=name,name: engines whose tests may not be skipped here (CI); without it a test whose
 engine is absent says so and is skipped.
 """
+import importlib
 import os
 import random
 import struct
@@ -76,13 +77,25 @@ def engine(cache):
     return Engine(cache)
 
 
+def absent(name, why):
+    """Skip the module, or fail where CI demands the engine."""
+    if name in os.environ.get("KVT_REQUIRE", "").split(","):
+        pytest.fail(f"{name} must work here: {why}", pytrace=False)
+    pytest.skip(f"{name}: {why}", allow_module_level=True)
+
+
 def need(name, module):
-    """Skip, or fail where CI demands it, when an engine is not installed."""
-    import importlib
+    """The module of an engine."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        if name in os.environ.get("KVT_REQUIRE", "").split(","):
-            pytest.fail(f"{name} must be installed here: {error}")
-        pytest.skip(f"{name} is not installed", allow_module_level=True)
+        return absent(name, str(error))
 
+
+def gguf():
+    """The model of scripts/fetch-model.sh, or that of KVT_TEST_MODEL."""
+    cache = os.environ.get("KVTIER_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "kvtier")
+    path = os.environ.get("KVT_TEST_MODEL") or os.path.join(
+        cache, "models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    return path if os.path.exists(path) else absent("model", f"no {path}: scripts/fetch-model.sh")
