@@ -14,6 +14,7 @@
  *           kvt_session_open() allocates; afterwards nothing does but the hashing of keys.
  *
  *   open --> IDLE --resume--> RESTORING --(loads end)--> ACTIVE --idle--> IDLE --close-->
+ *                |                `---(meet: by a cut)---^
  *                `------------- nothing to load ---------^
  */
 #ifndef KVTIER_SESSION_H
@@ -34,7 +35,7 @@ typedef uint64_t kvt_session_id;
 
 enum kvt_session_state {
     KVT_SESSION_IDLE = 1,      /* nothing of it is in use; its pages may be taken */
-    KVT_SESSION_RESTORING = 2, /* a load is going on: kvt_session_wait() */
+    KVT_SESSION_RESTORING = 2, /* a load is going on: kvt_session_wait(), kvt_session_meet() */
     KVT_SESSION_ACTIVE = 3     /* its pages are there, and stay until kvt_session_idle() */
 };
 
@@ -86,7 +87,11 @@ int kvt_session_close(struct kvt_session_mgr *mgr, kvt_session_id id);
 
 struct kvt_session_resume_opts {
     size_t struct_size;
-    int64_t deadline_ns; /* of the load, from now; 0: the configured default; < 0: none */
+    int64_t deadline_ns; /* of the load, from now; 0: the plan's, or the configured default without
+                            one; < 0: none */
+    int cut;         /* enum kvt_plan_cut: OVERLAP: this engine calls kvt_session_meet(), so that
+                        it may compute the beginning while the rest is loaded; NONE: it waits */
+    double gpu_busy; /* 0 idle .. 1 requests wait for the GPU, as in kvt_plan_query */
 };
 
 struct kvt_session_plan { /* tokens of the sequence, from its start: */
@@ -97,22 +102,40 @@ struct kvt_session_plan { /* tokens of the sequence, from its start: */
     uint32_t from_disk;
     uint32_t recompute; /* for the engine: the last `recompute` of `tokens` */
     int32_t reason;     /* why the load was shorter than planned: KVT_E_MISS, DEADLINE, ...; 0 */
+    int32_t decision;   /* enum kvt_plan_reason: why so much, or so little, is loaded */
+    uint32_t head;      /* not 0: tokens for the engine before those that are being loaded, to be
+                           computed meanwhile by kvt_session_meet(); not part of recompute */
 };
 
 /* Bring an idle session back, with n more tokens at its end (the next prompt; n may be 0): plan
- * what is in L0, what is loaded and what must be computed, take pages for all of it, and begin the
- * load. With n > 0 at least one token is left to compute, since an engine needs its logits.
- * plan: optional. Afterwards the session is RESTORING, or ACTIVE when nothing is to be loaded.
- * Blocks: for one round trip to the store.
- * 0; KVT_E_NO_SESSION; KVT_E_STATE it is not idle; KVT_E_INVAL; KVT_E_LIMIT more than tokens_max,
- * blocks_max, or pages are short and all others belong to active sessions; -EAGAIN pages are being
- * freed: call kvt_session_mgr_work() and try again. */
+ * what is in L0, what of the rest is loaded faster than computed (kvt_plan(); plan=off: all of it)
+ * and what must be computed, take pages for all of it, and begin the load. With n > 0 at least one
+ * token is left to compute, since an engine needs its logits. plan: optional. Afterwards the
+ * session is RESTORING, or ACTIVE when nothing is to be loaded. Blocks: for one round trip to the
+ * store. 0; KVT_E_NO_SESSION; KVT_E_STATE it is not idle; KVT_E_INVAL; KVT_E_LIMIT more than
+ * tokens_max, blocks_max, or pages are short and all others belong to active sessions; -EAGAIN
+ * pages are being freed: call kvt_session_mgr_work() and try again. */
 int kvt_session_resume(struct kvt_session_mgr *mgr, kvt_session_id id, const uint32_t *tokens,
                        size_t n, const struct kvt_session_resume_opts *opts,
                        struct kvt_session_plan *plan);
 
+/* From both ends: after a resume whose plan has a head. The engine computes from the front, blocks
+ * are loaded from the back, and they stop where they meet:
+ *
+ *     for (at = 0; (rc = kvt_session_meet(mgr, id, at, &from, &at)) == 0;)
+ *         compute tokens [from, at) into their pages (kvt_session_pages());
+ *
+ * computed: how far the range that the last call gave has been computed, a multiple of the block; 0
+ * at the first call. 0: compute [*from, *until) next, or its beginning; nobody else writes these
+ * pages. 1: they have met, the session is ACTIVE, and what is left is at its end, as ever. Blocks:
+ * for a load that is about to end, at most half as long as computing its blocks would take, and for
+ * the end of one that is called off. KVT_E_NO_SESSION; KVT_E_STATE it is not RESTORING by a cut;
+ * KVT_E_INVAL; KVT_E_LIMIT as kvt_session_filled(). */
+int kvt_session_meet(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t computed,
+                     uint32_t *from, uint32_t *until);
+
 /* Wait until a session is no longer RESTORING. timeout_ns as in kvt_req_wait(). 1 it is not, 0 it
- * still is; KVT_E_NO_SESSION. */
+ * still is; KVT_E_NO_SESSION; KVT_E_STATE the engine has to compute: kvt_session_meet(). */
 int kvt_session_wait(struct kvt_session_mgr *mgr, kvt_session_id id, int64_t timeout_ns);
 
 /* What became of the last resume; while RESTORING what is planned. 0; KVT_E_NO_SESSION;
@@ -124,9 +147,10 @@ int kvt_session_get_plan(struct kvt_session_mgr *mgr, kvt_session_id id,
 int kvt_session_append(struct kvt_session_mgr *mgr, kvt_session_id id, const uint32_t *tokens,
                        size_t n);
 
-/* Page numbers of blocks [first, first + n) of an active session, as many as there are. They stay
- * the same until it goes idle. Pages of blocks before kvt_session_filled_tokens() are read only:
- * other sessions may use them. Returns the number written; KVT_E_NO_SESSION; KVT_E_STATE. */
+/* Page numbers of blocks [first, first + n) of a session that is active, or RESTORING by a cut, as
+ * many as there are. They stay the same until it goes idle. Pages of blocks before
+ * kvt_session_filled_tokens() are read only: other sessions may use them. Returns the number
+ * written; KVT_E_NO_SESSION; KVT_E_STATE. */
 long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t first,
                        uint32_t *pages, size_t n);
 
@@ -135,12 +159,12 @@ long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t fi
  * there are. */
 int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
-/* Cut the sequence of an active or idle session back to its first `tokens` tokens: a turn is edited,
- * or sampled again. Blocks behind the cut stay for others, and for a session that goes the same way
- * again. Afterwards kvt_session_get_info() says how many of the tokens are filled: all of them, or,
- * when the cut is inside a block that others use too or that is not exact, those before that block;
- * the engine fills the rest again, in a page that kvt_session_pages() names.
- * 0; KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING; KVT_E_INVAL more than there are; -EAGAIN and
+/* Cut the sequence of an active or idle session back to its first `tokens` tokens: a turn is
+ * edited, or sampled again. Blocks behind the cut stay for others, and for a session that goes the
+ * same way again. Afterwards kvt_session_get_info() says how many of the tokens are filled: all of
+ * them, or, when the cut is inside a block that others use too or that is not exact, those before
+ * that block; the engine fills the rest again, in a page that kvt_session_pages() names. 0;
+ * KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING; KVT_E_INVAL more than there are; -EAGAIN and
  * KVT_E_LIMIT as kvt_session_resume(): a block in use needs a page of its own. */
 int kvt_session_truncate(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
@@ -188,6 +212,8 @@ struct kvt_session_stats {
     uint64_t blocks_l0;        /* of them, blocks that were in L0 */
     uint64_t blocks_loaded;    /* loaded */
     uint64_t load_short;       /* planned to be loaded, and not there when it came to it */
+    uint64_t met;              /* sessions brought back from both ends */
+    uint64_t blocks_beside;    /* blocks that their engines computed beside the load */
     uint64_t shared;           /* blocks of a session that L0 held for another one */
     uint64_t duplicates;       /* computed although another session had just done so */
     uint64_t stored_window;    /* stored at the window's level */

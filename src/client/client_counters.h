@@ -12,6 +12,8 @@
     X(session_blocks_l0, "session.blocks_l0", "of them, blocks that were in L0")                  \
     X(session_blocks_loaded, "session.blocks_loaded", "of them, blocks that were loaded")         \
     X(session_load_short, "session.load_short", "blocks planned to be loaded that did not come")  \
+    X(session_met, "session.met", "sessions computed and loaded from both ends")                  \
+    X(session_blocks_beside, "session.blocks_beside", "blocks that these computed")               \
     X(session_shared, "session.shared", "blocks that L0 held for another session")                \
     X(session_duplicates, "session.duplicates", "blocks computed by two sessions at a time")      \
     X(session_stored_window, "session.stored_window", "blocks stored at the window's level")      \

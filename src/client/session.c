@@ -173,7 +173,8 @@ long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t fi
     struct kvt_session *s = kvt_session_enter(mgr, id, &rc);
     if (s == NULL)
         return rc;
-    if (s->state == KVT_SESSION_ACTIVE) {
+    if (s->state == KVT_SESSION_ACTIVE ||
+        (s->state == KVT_SESSION_RESTORING && s->chunk_count > 0)) {
         size_t have = blocks_of(mgr, s->tokens);
         count = first >= have ? 0 : (long)KVT_MIN(n, have - first);
         for (long i = 0; i < count; i++)
@@ -357,14 +358,22 @@ int kvt_session_close(struct kvt_session_mgr *mgr, kvt_session_id id)
     if (s == NULL)
         return rc;
     while (s->state == KVT_SESSION_RESTORING) {
-        struct kvt_sjob *job = &mgr->jobs[s->restore_job];
-        kvt_req_cancel(job->req);
-        (void)kvt_sjob_wait(mgr, job, -1);
+        if (s->chunk_count > 0) {
+            kvt_session_meet_cancel(mgr, s);
+            if (!kvt_session_meet_wait(mgr, s, -1))
+                break;
+        } else {
+            struct kvt_sjob *job = &mgr->jobs[s->restore_job];
+            kvt_req_cancel(job->req);
+            (void)kvt_sjob_wait(mgr, job, -1);
+        }
         pthread_mutex_unlock(&mgr->lock);
         s = kvt_session_enter(mgr, id, &rc); /* somebody else may have closed it meanwhile */
         if (s == NULL)
             return rc;
     }
+    if (s->state == KVT_SESSION_RESTORING) /* by a cut, and nobody computes: what is there counts */
+        kvt_session_activate(mgr, s, s->front, 0);
     if (s->state == KVT_SESSION_ACTIVE)
         kvt_session_go_idle(mgr, s);
     kvt_session_drop_tail(mgr, s, true);

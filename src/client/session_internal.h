@@ -3,6 +3,7 @@
  *   session.c          open, append, filled, idle, close    session_registry.c  nodes, pages, LRU
  *   session_mgr.c      manager: open, close, questions      session_save.c      storing and cooling
  *   session_resume.c   plan and restore                     session_evict.c     making room in L0
+ *   session_meet.c     loads from the back while the engine computes from the front
  *   session_cut.c      cutting back
  *
  * A node is a full block that some session has filled, found by its hash. Rules:
@@ -55,6 +56,7 @@ struct kvt_sjob {
     uint32_t next_free;
     uint32_t waiters; /* callers inside kvt_req_wait(); the last one frees the request */
     uint32_t session; /* RESTORE */
+    uint32_t chunk;   /* RESTORE of a session that meets: which one */
     uint32_t count;
     uint32_t scratch; /* page that a FETCH, and the SAVE after it, works in; or KVT_NONE */
     uint8_t kind;     /* enum kvt_sjob_kind */
@@ -62,6 +64,23 @@ struct kvt_sjob {
     bool ended;       /* its outcome was noted; only waiters keep it */
     uint32_t nodes[KVT_SESSION_JOB_BLOCKS];
 };
+
+/* A piece of what is loaded while the engine computes what is before it (session_meet.c). */
+enum kvt_schunk_state {
+    KVT_SCHUNK_GOING = 0, /* its load is in flight: nobody else may write its pages */
+    KVT_SCHUNK_GOOD,      /* loaded */
+    KVT_SCHUNK_LOST       /* the engine computes it */
+};
+
+struct kvt_schunk {
+    uint32_t from, to; /* blocks */
+    uint32_t good;     /* blocks [from, good) are loaded, when it has ended */
+    uint32_t job;      /* GOING */
+    uint8_t state;     /* enum kvt_schunk_state */
+    bool called_off;   /* it has been waited for: the next time it is cancelled */
+};
+
+#define KVT_SCHUNKS_MAX 16u
 
 struct kvt_session {
     uint8_t state; /* enum kvt_session_state; 0: not in use */
@@ -73,7 +92,14 @@ struct kvt_session {
     uint32_t tail;        /* idle: node of the partial last block, or KVT_NONE */
     uint32_t restore_job;
     uint32_t load_from, load_to; /* blocks being restored */
-    uint32_t tail_filled;        /* RESTORING: `filled` if all loads succeed */
+    uint32_t front;              /* RESTORING by a cut: blocks before it are there, */
+    uint32_t given;              /* blocks [front, given) are the engine's to compute, */
+    uint32_t chunk_count;        /* and what is behind them is in pieces; 0: no cut */
+    uint32_t chunk_next;         /* the first that front has not passed */
+    uint32_t beside, loaded;     /* blocks computed, and loaded, that front has passed */
+    uint32_t got_dram, got_disk; /* blocks loaded from each */
+    struct kvt_schunk chunks[KVT_SCHUNKS_MAX];
+    uint32_t tail_filled; /* RESTORING: `filled` if all loads succeed */
     uint8_t root[32];
     struct kvt_session_plan plan;
     uint32_t *token;
@@ -184,7 +210,22 @@ struct kvt_key kvt_session_key(const struct kvt_session_mgr *mgr, const uint8_t 
 /* What a page's origin says about the record that it was loaded from. */
 uint8_t kvt_session_record_of(const struct kvt_session_mgr *mgr, uint32_t depth, uint32_t page);
 
+/* ---- session_meet.c */
+/* Begin to load blocks [load_from, load_to) in pieces, the last one first; keys: of them. 0, or why
+ * not one could be begun. */
+int kvt_session_meet_begin(struct kvt_session_mgr *mgr, struct kvt_session *s,
+                           const struct kvt_key *keys, int64_t deadline_ns);
+void kvt_session_chunk_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job,
+                            const int32_t *status);
+/* Wait for one of its loads, without the lock. false: none is in flight. */
+bool kvt_session_meet_wait(struct kvt_session_mgr *mgr, struct kvt_session *s, int64_t timeout_ns);
+/* It is given up: cancel what is in flight. */
+void kvt_session_meet_cancel(struct kvt_session_mgr *mgr, struct kvt_session *s);
+
 /* ---- session_resume.c */
+/* Everything up to block `end` is there, of which `loaded` came from the store: it is ACTIVE. */
+void kvt_session_activate(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t end,
+                          uint32_t loaded);
 /* The partial last block of an idle session goes; its page comes free, or is the caller's. */
 void kvt_session_drop_tail(struct kvt_session_mgr *mgr, struct kvt_session *s, bool free_page);
 void kvt_session_restore_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job,

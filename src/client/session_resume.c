@@ -1,8 +1,11 @@
 /* Bringing a session back. The sequence, new tokens included, falls into three pieces:
  *
  *   [0, a) in L0        nodes with pages: used as they are
- *   [a, b) in the store looked up as one chain, loaded into pages of the session
+ *   [a, c)              empty but for a cut: the engine computes it meanwhile (session_meet.c)
+ *   [c, b) in the store looked up as one chain, loaded into pages of the session
  *   [b, ..)             pages of the session, for the engine to fill
+ *
+ * What of the run that the store has is loaded says kvt_plan().
  *
  * When the load ends, its leading run of good blocks becomes nodes like any others; blocks behind
  * the first bad one are the engine's. A partial last block whose page is still there counts as
@@ -20,10 +23,11 @@ struct resume { /* a call in progress */
     struct kvt_session *s;
     uint32_t total;  /* tokens */
     uint32_t before; /* blocks that the session holds already */
-    uint32_t a, b;
+    uint32_t a, c, b;
     uint32_t blocks; /* of total, the last one partial or not */
-    uint32_t disk;   /* blocks of [a, b) */
-    bool tail;       /* the partial last block is in L0, and stays */
+    uint32_t disk;   /* blocks of [c, b) */
+    struct kvt_plan plan;
+    bool tail; /* the partial last block is in L0, and stays */
 };
 
 static uint32_t resident_run(const struct resume *r, uint32_t limit)
@@ -82,9 +86,29 @@ static void look(struct resume *r, uint32_t limit)
     for (uint32_t i = 0; i < n; i++)
         mgr->keys[i] = kvt_session_key(mgr, r->s->hash[r->a + i]);
     long found = n == 0 ? 0 : kvt_lookup(mgr->ns, mgr->keys, n, NULL, mgr->tiers);
-    for (long i = 0; i < found; i++)
-        r->disk += mgr->tiers[i] != KVT_TIER_DRAM;
     r->b += found > 0 ? (uint32_t)found : 0; /* an error: nothing can be had */
+}
+
+/* What of [a, b) pays. A question that is refused is answered "nothing". */
+static void weigh(struct resume *r, const struct kvt_session_resume_opts *opts)
+{
+    struct kvt_session_mgr *mgr = r->mgr;
+    const struct kvt_plan_query query = {.struct_size = sizeof(query),
+                                         .tiers = mgr->tiers,
+                                         .n = r->b - r->a,
+                                         .first_tokens = (uint64_t)r->a * mgr->block_tokens,
+                                         .prompt_tokens = r->total,
+                                         .gpu_busy = opts != NULL ? opts->gpu_busy : 0,
+                                         .group = mgr->ns->shape->groups[0].group,
+                                         .cut = opts != NULL ? (uint16_t)opts->cut : 0};
+    struct kvt_plan plan = {.struct_size = sizeof(plan)};
+    if (kvt_plan(mgr->ns, &query, &plan) != 0)
+        plan = (struct kvt_plan){.reason = KVT_PLAN_NO_BLOCKS};
+    r->plan = plan;
+    r->c = r->a + (plan.count > 0 ? plan.first : 0);
+    r->b = r->c + plan.count;
+    for (uint32_t i = r->c - r->a; i < r->b - r->a; i++)
+        r->disk += mgr->tiers[i] != KVT_TIER_DRAM;
 }
 
 void kvt_session_drop_tail(struct kvt_session_mgr *mgr, struct kvt_session *s, bool free_page)
@@ -119,16 +143,33 @@ static void give_pages(struct resume *r)
             kvt_spage_put(r->mgr, r->s->page[i]);
 }
 
+/* Absent: the plan's, so that a load that is too slow costs little. */
+static int64_t deadline(const struct resume *r, const struct kvt_session_resume_opts *opts)
+{
+    if (opts != NULL && opts->deadline_ns != 0)
+        return opts->deadline_ns;
+    return r->plan.deadline_s > 0 ? (int64_t)(r->plan.deadline_s * 1e9) + 1 : 0;
+}
+
 static int load(struct resume *r, const struct kvt_session_resume_opts *opts)
 {
     struct kvt_session_mgr *mgr = r->mgr;
     struct kvt_load_opts load = {.struct_size = sizeof(load)};
+    if (r->c > r->a) {
+        /* beside the engine: they are of use as long as it computes */
+        int64_t late = opts != NULL && opts->deadline_ns != 0 ? opts->deadline_ns
+                       : r->plan.deadline_s > 0 ? (int64_t)(r->plan.recompute_s * 1e9) + 1
+                                                : 0;
+        r->s->load_from = r->c;
+        r->s->load_to = r->b;
+        return kvt_session_meet_begin(mgr, r->s, mgr->keys + (r->c - r->a), late);
+    }
     struct kvt_sjob *job = kvt_sjob_take(mgr, KVT_SJOB_RESTORE);
     if (job == NULL) {
         mgr->stats.refused_busy++;
         return -EAGAIN;
     }
-    load.deadline_ns = opts != NULL ? opts->deadline_ns : 0;
+    load.deadline_ns = deadline(r, opts);
     int rc =
         kvt_load(mgr->ns, mgr->pool, mgr->keys, r->s->page + r->a, r->b - r->a, &load, &job->req);
     if (rc != 0) {
@@ -166,11 +207,10 @@ static uint32_t adopt(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32
     return end;
 }
 
-/* Everything up to block `end` is there. */
-static void finish(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t end)
+void kvt_session_activate(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t end,
+                          uint32_t loaded)
 {
     uint32_t unit = mgr->block_tokens, blocks = (s->tokens + unit - 1) / unit;
-    end = adopt(mgr, s, end);
     bool all = end == s->load_to;
     while (s->blocks > end)
         kvt_session_detach_last(mgr, s);
@@ -178,15 +218,22 @@ static void finish(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t 
     s->filled = all && s->tail_filled > end * unit ? s->tail_filled : end * unit;
     s->state = KVT_SESSION_ACTIVE;
     s->restore_job = KVT_NONE;
+    s->chunk_count = 0;
     s->plan.recompute = s->tokens - s->filled;
     mgr->stats.resumed++;
-    mgr->stats.blocks_l0 += s->load_from;
-    mgr->stats.blocks_loaded += end - s->load_from;
-    mgr->stats.load_short += s->load_to - end;
+    mgr->stats.blocks_loaded += loaded;
     kvt_session_set_window(mgr, s, s->tokens);
     for (uint32_t i = 0; i < s->blocks; i++)
         kvt_session_want_cool(mgr, s->node[i]);
     kvt_session_cool(mgr, false);
+}
+
+/* The load of [load_from, load_to) has ended; blocks up to `end` came. */
+static void finish(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t end)
+{
+    end = adopt(mgr, s, end);
+    mgr->stats.load_short += s->load_to - end;
+    kvt_session_activate(mgr, s, end, end - s->load_from);
 }
 
 void kvt_session_restore_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job,
@@ -219,15 +266,20 @@ static void planned(struct resume *r)
     s->plan = (struct kvt_session_plan){.struct_size = sizeof(s->plan),
                                         .tokens = r->total,
                                         .in_l0 = r->a * unit,
-                                        .from_dram = (r->b - r->a - r->disk) * unit,
-                                        .from_disk = r->disk * unit};
+                                        .from_dram = (r->b - r->c - r->disk) * unit,
+                                        .from_disk = r->disk * unit,
+                                        .decision = r->plan.reason,
+                                        .head = (r->c - r->a) * unit};
     if (tail)
         s->plan.in_l0 += s->filled - r->before * unit;
     s->plan.recompute = r->total - s->plan.in_l0 - (r->b - r->a) * unit;
     s->tokens = r->total;
     s->filled = r->a * unit;
-    s->load_from = r->a;
+    s->load_from = r->c;
     s->load_to = r->b;
+    s->front = r->a;
+    s->given = r->c;
+    r->mgr->stats.blocks_l0 += r->a;
     if (r->a > r->before)
         r->mgr->stats.shared += r->a - r->before;
 }
@@ -249,6 +301,7 @@ static int resume(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint
     r.tail = s->tail != KVT_NONE && r.a <= r.before;
     activate(&r);
     look(&r, limit);
+    weigh(&r, opts);
     if (r.tail && r.b > r.before) { /* the store has the block whole */
         r.tail = false;
         mgr->nodes[s->tail].active = 0;
@@ -279,6 +332,9 @@ int kvt_session_resume(struct kvt_session_mgr *mgr, kvt_session_id id, const uin
     if ((opts != NULL && opts->struct_size != sizeof(*opts)) ||
         (plan != NULL && plan->struct_size != sizeof(*plan)))
         return KVT_E_VERSION;
+    if (opts != NULL && ((opts->cut != KVT_PLAN_CUT_NONE && opts->cut != KVT_PLAN_CUT_OVERLAP) ||
+                         !(opts->gpu_busy >= 0 && opts->gpu_busy <= 1)))
+        return KVT_E_INVAL;
     struct kvt_session *s = kvt_session_enter(mgr, id, &rc);
     if (s == NULL)
         return rc;
@@ -295,7 +351,15 @@ int kvt_session_wait(struct kvt_session_mgr *mgr, kvt_session_id id, int64_t tim
     struct kvt_session *s = kvt_session_enter(mgr, id, &rc);
     if (s == NULL)
         return rc;
-    if (s->state == KVT_SESSION_RESTORING && timeout_ns != 0) {
+    if (s->state == KVT_SESSION_RESTORING && s->chunk_count > 0) {
+        bool going = kvt_session_meet_wait(mgr, s, timeout_ns);
+        pthread_mutex_unlock(&mgr->lock);
+        if (!going)
+            return KVT_E_STATE;
+        s = kvt_session_enter(mgr, id, &rc);
+        if (s == NULL)
+            return rc;
+    } else if (s->state == KVT_SESSION_RESTORING && timeout_ns != 0) {
         rc = kvt_sjob_wait(mgr, &mgr->jobs[s->restore_job], timeout_ns);
         pthread_mutex_unlock(&mgr->lock);
         if (rc < 0)

@@ -337,7 +337,10 @@ static void job_end(struct kvt_session_mgr *mgr, struct kvt_sjob *job)
         fetch_done(mgr, job, status);
         break;
     default:
-        kvt_session_restore_done(mgr, job, status);
+        if (mgr->sessions[job->session].chunk_count > 0)
+            kvt_session_chunk_done(mgr, job, status);
+        else
+            kvt_session_restore_done(mgr, job, status);
         break;
     }
     job->ended = true;
@@ -356,6 +359,8 @@ void kvt_session_publish(struct kvt_session_mgr *mgr)
     ADD(blocks_l0);
     ADD(blocks_loaded);
     ADD(load_short);
+    ADD(met);
+    ADD(blocks_beside);
     ADD(shared);
     ADD(duplicates);
     ADD(stored_window);

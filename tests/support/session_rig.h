@@ -37,7 +37,8 @@ struct srig_session {
     uint64_t salt;
 };
 
-/* shape, config and disk_cap as for rig_init(); opts->struct_size is set here. */
+/* shape, config and disk_cap as for rig_init(), with plan=off unless config says otherwise;
+ * opts->struct_size is set here. */
 void srig_open(struct srig *s, const struct rig_shape *shape, const char *config,
                const char *disk_cap, const struct kvt_session_mgr_opts *opts);
 void srig_mgr_open(struct srig *s);
@@ -54,7 +55,9 @@ void srig_session_free(struct srig_session *c); /* memory only; the session may 
 /* Put n tokens at the end of the engine's own list: first, first + 1, ... */
 const uint32_t *srig_tokens(struct srig_session *c, uint32_t first, uint32_t n);
 
-/* Write tokens [from, to) of the sequence into its pages, and say so. */
+/* Write tokens [from, to) of the sequence into its pages. */
+void srig_compute(struct srig *s, struct srig_session *c, uint32_t from, uint32_t to);
+/* The same, and say so. */
 void srig_fill(struct srig *s, struct srig_session *c, uint32_t from, uint32_t to);
 /* resume + wait: tokens [c's length in the manager, c->tokens) are new. Every token that the plan
  * says is there is compared with what it must be. Repeats on -EAGAIN. Returns resume's result. */
