@@ -150,13 +150,14 @@ class kvt_session_mgr_opts(C.Structure):
 
 
 class kvt_session_resume_opts(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("deadline_ns", C.c_int64)]
+    _fields_ = [("struct_size", C.c_size_t), ("deadline_ns", C.c_int64), ("cut", C.c_int),
+                ("gpu_busy", C.c_double)]
 
 
 class kvt_session_plan(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("tokens", C.c_uint32), ("in_l0", C.c_uint32),
                 ("from_dram", C.c_uint32), ("from_disk", C.c_uint32), ("recompute", C.c_uint32),
-                ("reason", C.c_int32)]
+                ("reason", C.c_int32), ("decision", C.c_int32), ("head", C.c_uint32)]
 
 
 class kvt_session_info(C.Structure):
@@ -167,9 +168,10 @@ class kvt_session_info(C.Structure):
 class kvt_session_stats(C.Structure):
     _fields_ = [("struct_size", C.c_size_t)] + [(name, C.c_uint64) for name in (
         "sessions", "pages", "pages_free", "blocks", "in_flight", "resumed", "blocks_l0",
-        "blocks_loaded", "load_short", "shared", "duplicates", "stored_window", "stored_final",
-        "cooled_record", "store_failed", "cool_failed", "evicted", "evicted_unsaved", "tails_lost",
-        "cut_tokens", "refused_busy", "refused_limit", "truncated_tokens")]
+        "blocks_loaded", "load_short", "met", "blocks_beside", "shared", "duplicates",
+        "stored_window", "stored_final", "cooled_record", "store_failed", "cool_failed", "evicted",
+        "evicted_unsaved", "tails_lost", "cut_tokens", "refused_busy", "refused_limit",
+        "truncated_tokens")]
 
 
 STRUCTS = (kvt_part, kvt_group, kvt_layout, kvt_part_place, kvt_pool_desc, kvt_key, kvt_key_extra,
@@ -247,6 +249,7 @@ int kvt_session_open(struct kvt_session_mgr *, const void *, size_t, uint64_t *)
 int kvt_session_close(struct kvt_session_mgr *, uint64_t);
 int kvt_session_resume(struct kvt_session_mgr *, uint64_t, const uint32_t *, size_t, const struct kvt_session_resume_opts *, struct kvt_session_plan *);
 int kvt_session_wait(struct kvt_session_mgr *, uint64_t, int64_t);
+int kvt_session_meet(struct kvt_session_mgr *, uint64_t, uint32_t, uint32_t *, uint32_t *);
 int kvt_session_get_plan(struct kvt_session_mgr *, uint64_t, struct kvt_session_plan *);
 int kvt_session_append(struct kvt_session_mgr *, uint64_t, const uint32_t *, size_t);
 long kvt_session_pages(struct kvt_session_mgr *, uint64_t, size_t, uint32_t *, size_t);

@@ -54,7 +54,8 @@ static void open_mgr(void)
         .struct_size = sizeof(opts), .window_tokens = 64, .tokens_max = TOKENS_MAX};
     if (!kvt_gpu_kernels_built())
         skip();
-    assert_true(api_init(&api, KVT_FAKE_CUDA, &shape, "dram=64MiB,level=kv4,threads=1", false));
+    assert_true(
+        api_init(&api, KVT_FAKE_CUDA, &shape, "dram=64MiB,level=kv4,threads=1,plan=off", false));
     api_open(&api);
     api_poison(&api);
     assert_int_equal(kvt_session_mgr_open(api.ns, api.pool, &opts, &mgr), 0);
