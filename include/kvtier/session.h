@@ -159,12 +159,12 @@ long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t fi
  * there are. */
 int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
-/* Cut the sequence of an active or idle session back to its first `tokens` tokens: a turn is
- * edited, or sampled again. Blocks behind the cut stay for others, and for a session that goes the
- * same way again. Afterwards kvt_session_get_info() says how many of the tokens are filled: all of
- * them, or, when the cut is inside a block that others use too or that is not exact, those before
- * that block; the engine fills the rest again, in a page that kvt_session_pages() names. 0;
- * KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING; KVT_E_INVAL more than there are; -EAGAIN and
+/* Cut the sequence of an active or idle session back to its first `tokens` tokens: to edit a turn,
+ * or to sample it again. Blocks behind the cut stay for others, and for a session that goes the
+ * same way again. Afterwards kvt_session_get_info() says how many of the tokens are filled: all,
+ * or, when the cut is inside a block that others use too or that is not exact, those before it; the
+ * engine fills the rest again, in a page that kvt_session_pages() names.
+ * 0; KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING; KVT_E_INVAL more than there are; -EAGAIN and
  * KVT_E_LIMIT as kvt_session_resume(): a block in use needs a page of its own. */
 int kvt_session_truncate(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
