@@ -310,10 +310,12 @@ static int read_headers(struct kvt_io *io, struct kvt_l2_survey *survey, uint8_t
     opened = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint8_t *page = pages + (size_t)i * KVT_PAGE_BYTES;
+        int64_t result;
 
         if (files[i] < 0)
             continue;
-        segments[i].status = (int)KVT_MIN(reqs[opened++].result, (int64_t)0);
+        result = reqs[opened++].result;
+        segments[i].status = result < 0 ? (int)result : 0;
         for (uint32_t look = 1; look <= KVT_L2_LOOKS; look++) {
             if (!segments[i].status)
                 note_header(&segments[i], (const void *)page);
