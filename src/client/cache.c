@@ -292,7 +292,10 @@ static void free_handles(struct kvt_cache *cache)
 
 void kvt_close(struct kvt_cache *cache)
 {
-    if (cache == NULL || kvt_cache_enter(cache) != 0)
+    if (cache == NULL || kvt_cache_forked(cache))
+        return;
+    kvt_choices_save(cache);
+    if (kvt_cache_enter(cache) != 0)
         return;
     cache->closing = true;
     kvt_requests_cancel_all(cache);

@@ -284,6 +284,16 @@ static long keys_call(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys
     return sum;
 }
 
+long kvt_call_touch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
+{
+    int rc = kvt_call_enter(ns, keys, n);
+    if (rc != 0)
+        return rc;
+    long sum = call_sum(ns, KVT_OP_TOUCH, keys, n, 0);
+    kvt_call_leave(ns);
+    return sum;
+}
+
 long kvt_pin(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
     return keys_call(ns, KVT_OP_PIN, keys, n);
@@ -321,6 +331,8 @@ long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
     if (cache->room_waiters > 0)
         pthread_cond_broadcast(&cache->room);
     kvt_call_leave(ns);
+    if (keys == NULL && removed >= 0)
+        kvt_choice_forget(ns);
     return removed;
 }
 
@@ -328,6 +340,7 @@ int kvt_flush(struct kvt_cache *cache)
 {
     if (cache == NULL)
         return KVT_E_INVAL;
+    kvt_choices_save(cache);
     int rc = kvt_cache_enter(cache);
     if (rc != 0)
         return rc;

@@ -7,8 +7,8 @@
  * blocks. Heads above the level are raised alone; when more than a quarter of them would be, the
  * whole level rises instead. What was chosen is a new set of maps, each at least as good as the one
  * before. Blocks that fail a map go a level up by themselves, as ever.
- * The only place on the data path that allocates: CHOICES_MAX times for a group at most; without
- * memory nothing is chosen.
+ * The only place on the data path that allocates: KVT_CHOICES_MAX times for a group at most;
+ * without memory nothing is chosen. What was chosen is remembered across restarts (choice_memo.c).
  * Threads: workers. The lock is the group's own, is never waited for, and is held over codec calls.
  */
 #include <stdlib.h>
@@ -18,7 +18,6 @@
 #include "client/client.h"
 
 #define CHOICE_BLOCKS 8u
-#define CHOICES_MAX 4u   /* each may take new map ids, of which there are few */
 #define WATCH_BLOCKS 64u /* blocks coded between two looks at how many failed */
 
 bool kvt_choice_init(struct kvt_ns *ns, uint32_t index, uint8_t *bounds)
@@ -98,6 +97,22 @@ static int level_for_most(const struct kvt_shape_group *shape, const struct kvt_
     return level;
 }
 
+/* The bounds, and a level for all, from now on. false: no memory. */
+static bool put_in_force(struct kvt_ns_group *group, const struct kvt_shape_group *shape, int level)
+{
+    struct kvt_choice *choice = &group->choice;
+    struct kvt_map_set *old = atomic_load_explicit(&group->maps, memory_order_relaxed);
+    struct kvt_map_set *set = kvt_map_set_new(shape, choice->bounds);
+    if (set == NULL)
+        return false;
+    for (int l = 0; l < level; l++)
+        set->at[l] = l < choice->level ? old->at[l] : set->at[level];
+    set->next = old;
+    choice->level = (uint8_t)level;
+    atomic_store_explicit(&group->maps, set, memory_order_release);
+    return true;
+}
+
 /* Put the set that the fits ask for in force. */
 static void choose(const struct kvt_req *req, struct kvt_choice *choice, struct kvt_chosen *out)
 {
@@ -114,17 +129,52 @@ static void choose(const struct kvt_req *req, struct kvt_choice *choice, struct 
         if (fit > level && fit > kvt_map_get(choice->bounds, entry))
             kvt_map_set(choice->bounds, entry, fit);
     }
-    struct kvt_map_set *old = atomic_load_explicit(&group->maps, memory_order_relaxed);
-    struct kvt_map_set *set = kvt_map_set_new(shape, choice->bounds);
-    if (set == NULL) /* no memory: blocks go on escalating one by one */
+    int before = choice->level;
+    if (!put_in_force(group, shape, level)) /* no memory: blocks go on escalating one by one */
         return;
-    for (int l = 0; l < level; l++)
-        set->at[l] = l < choice->level ? old->at[l] : set->at[level];
-    set->next = old;
-    out->level = (uint8_t)(level > choice->level ? level : 0);
+    out->level = (uint8_t)(level > before ? level : 0);
     out->heads = heads;
-    choice->level = (uint8_t)level;
-    atomic_store_explicit(&group->maps, set, memory_order_release);
+}
+
+void kvt_choice_adopt(struct kvt_ns *ns, uint32_t index, uint8_t level, uint8_t choices,
+                      const uint8_t *bounds)
+{
+    struct kvt_ns_group *group = &ns->groups[index];
+    struct kvt_choice *choice = &group->choice;
+    const struct kvt_shape_group *shape = &ns->shape->groups[index];
+    bool any = level > choice->level;
+    pthread_mutex_lock(&choice->lock);
+    for (uint32_t entry = 0; entry < shape->entries; entry++) {
+        int own = kvt_map_get(choice->bounds, entry), bound = kvt_map_get(bounds, entry);
+        any = any || bound > own;
+        kvt_map_set(choice->bounds, entry, KVT_MAX(own, bound));
+    }
+    if (!any || put_in_force(group, shape, level)) {
+        choice->choices = choices;
+        atomic_store_explicit(&choice->judging, 0, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&choice->lock);
+}
+
+bool kvt_choice_news(struct kvt_ns *ns, uint32_t index)
+{
+    struct kvt_choice *choice = &ns->groups[index].choice;
+    pthread_mutex_lock(&choice->lock);
+    bool news = choice->news;
+    choice->news = false;
+    pthread_mutex_unlock(&choice->lock);
+    return news;
+}
+
+void kvt_choice_read(struct kvt_ns *ns, uint32_t index, uint8_t *level, uint8_t *choices,
+                     uint8_t *bounds)
+{
+    struct kvt_choice *choice = &ns->groups[index].choice;
+    pthread_mutex_lock(&choice->lock);
+    *level = choice->level;
+    *choices = (uint8_t)choice->choices;
+    memcpy(bounds, choice->bounds, ns->shape->groups[index].entries / 2 + 1);
+    pthread_mutex_unlock(&choice->lock);
 }
 
 void kvt_choice_judge(const struct kvt_req *req, const struct kvt_block *block,
@@ -149,6 +199,11 @@ void kvt_choice_judge(const struct kvt_req *req, const struct kvt_block *block,
             choose(req, choice, out);
             choice->judged = choice->coded = choice->failed = 0;
             atomic_store_explicit(&choice->judging, 0, memory_order_relaxed);
+            if (out->heads > 0 || out->level != 0) { /* nothing: the next life looks again */
+                choice->news = true;
+                /* release: pairs with the acquire of kvt_choice_save() */
+                atomic_store_explicit(&req->ns->news, 1, memory_order_release);
+            }
         }
     }
     pthread_mutex_unlock(&choice->lock);
@@ -168,7 +223,7 @@ void kvt_choice_watch(const struct kvt_req *req, bool failed)
     choice->coded++;
     choice->failed += failed;
     if (choice->coded == WATCH_BLOCKS) {
-        bool again = choice->failed > WATCH_BLOCKS / 2 && choice->choices < CHOICES_MAX;
+        bool again = choice->failed > WATCH_BLOCKS / 2 && choice->choices < KVT_CHOICES_MAX;
         choice->coded = choice->failed = 0;
         atomic_store_explicit(&choice->judging, again, memory_order_relaxed);
     }

@@ -179,7 +179,11 @@ struct kvt_choice {
     uint8_t *fits;        /* packed: what the blocks judged so far need */
     uint32_t judged, choices;
     uint32_t coded, failed; /* since the last look */
+    bool news;              /* chosen, and not remembered yet */
 };
+
+#define KVT_CHOICES_MAX 4u /* of a group; each may take new map ids, of which there are few */
+struct kvt_choice_memo;    /* choice_memo.c */
 
 struct kvt_ns_group {
     struct kvt_choice choice;
@@ -196,6 +200,9 @@ struct kvt_ns {
     uint32_t refs; /* active requests and calls */
     struct kvt_prefill prefill;
     char label[64]; /* of the model, for people */
+    struct kvt_choice_memo *memo; /* NULL: choices are not remembered */
+    /* A group has news; released by who chooses, acquired by who saves. */
+    _Atomic int news;
     TAILQ_ENTRY(kvt_ns) list;
     struct kvt_ns_group groups[]; /* as in the shape */
 };
@@ -381,6 +388,24 @@ void kvt_choice_judge(const struct kvt_req *req, const struct kvt_block *block,
                       struct kvt_chosen *out);
 /* A block was coded at a guarded level, or failed its map. */
 void kvt_choice_watch(const struct kvt_req *req, bool failed);
+/* What was chosen in an earlier life is in force. */
+void kvt_choice_adopt(struct kvt_ns *ns, uint32_t index, uint8_t level, uint8_t choices,
+                      const uint8_t *bounds);
+/* Whether there is something to remember; then read takes it. No lock held. */
+bool kvt_choice_news(struct kvt_ns *ns, uint32_t index);
+void kvt_choice_read(struct kvt_ns *ns, uint32_t index, uint8_t *level, uint8_t *choices,
+                     uint8_t *bounds);
+
+/* choice_memo.c. No lock held in any of them. */
+/* Find what was chosen before, when the namespace has just been opened. Blocks. */
+void kvt_choice_recall(struct kvt_ns *ns);
+/* Store what is new; wait: until it is stored. */
+void kvt_choice_save(struct kvt_ns *ns, bool wait);
+void kvt_choices_save(struct kvt_cache *cache); /* of every namespace; waits */
+void kvt_choice_forget(struct kvt_ns *ns);      /* with the rest of a purged namespace */
+/* Before the namespace is taken out of the cache; free: its memory, in the end. */
+void kvt_choice_memo_close(struct kvt_ns *ns);
+void kvt_choice_memo_free(struct kvt_ns *ns);
 
 enum kvt_outcome_kind { KVT_OUT_COMMIT, KVT_OUT_END, KVT_OUT_RETRY };
 
@@ -450,6 +475,8 @@ void kvt_requests_cancel_all(struct kvt_cache *cache); /* lock held */
  * and the namespace stays. */
 int kvt_call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 void kvt_call_leave(struct kvt_ns *ns);
+/* How many of the keys are there; they count as used. Takes the lock. */
+long kvt_call_touch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 /* Keys of one group that are there: the leading run, or, each: all of them. tiers: optional. */
 long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
                      bool each, enum kvt_tier *tiers);

@@ -100,6 +100,7 @@ static int groups_open(struct kvt_ns *ns)
 
 void kvt_ns_free(struct kvt_ns *ns)
 {
+    kvt_choice_memo_free(ns);
     for (uint32_t i = 0; i < ns->shape->group_count; i++) {
         kvt_choice_free(ns, i);
         kvt_map_set_free(atomic_load_explicit(&ns->groups[i].maps, memory_order_relaxed));
@@ -159,12 +160,18 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
         return rc;
     }
     make_label(identity->model, msg.label, sizeof(msg.label));
-    return ns_register(cache, layout, &msg, out);
+    rc = ns_register(cache, layout, &msg, out);
+    if (rc == 0)
+        kvt_choice_recall(*out);
+    return rc;
 }
 
 void kvt_ns_close(struct kvt_ns *ns)
 {
-    if (ns == NULL || kvt_cache_enter(ns->cache) != 0)
+    if (ns == NULL || kvt_cache_forked(ns->cache))
+        return;
+    kvt_choice_memo_close(ns);
+    if (kvt_cache_enter(ns->cache) != 0)
         return;
     struct kvt_cache *cache = ns->cache;
     cache->callers++;

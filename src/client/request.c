@@ -288,6 +288,8 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
     set_levels(req, &use);
     *out = req;
     req_submit(req);
+    if (atomic_load_explicit(&ns->news, memory_order_relaxed)) /* looked at again there */
+        kvt_choice_save(ns, false);
     return 0;
 }
 

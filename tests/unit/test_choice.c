@@ -256,6 +256,107 @@ static void many_threads_choose_once(void **state)
     assert_int_equal(rig_stat(&rig, "client.bad_move"), 0);
 }
 
+/* ---- across restarts ------------------------------------------------------------------------ */
+
+static void start_on_disk(const char *config)
+{
+    struct rig_shape shape = {.layers = LAYERS,
+                              .heads = HEADS,
+                              .dim = DIM,
+                              .tokens = TOKENS,
+                              .pages = 64,
+                              .dtype = KVT_DTYPE_BF16};
+    next_seed = 1000;
+    rig_init(&rig, &shape, config, "64MiB");
+    rig_open(&rig);
+}
+
+/* The first block after a restart is coded as the last one before it. */
+static void what_was_chosen_is_remembered(void **state)
+{
+    static const struct {
+        uint32_t ruined;
+        bool heads, level; /* what rises */
+    } cases[] = {{0, false, false}, {2, true, false}, {LAYERS * HEADS, false, true}};
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(cases); i++) {
+        start_on_disk("dram=16MiB,threads=1");
+        size_t before = kvt_ns_record_bytes(rig.ns, 0, KVT_LEVEL_KV4);
+        (void)store(20, cases[i].ruined, KVT_LEVEL_DEFAULT);
+        size_t chosen = kvt_ns_record_bytes(rig.ns, 0, KVT_LEVEL_KV4);
+        if (cases[i].level)
+            assert_true(chosen > before);
+        assert_int_equal(rig_stat(&rig, "store.heads_raised"), cases[i].heads ? 2 : 0);
+        assert_int_equal(rig_stat(&rig, "store.levels_raised"), cases[i].level);
+        for (int life = 0; life < 2; life++) {
+            rig_reopen(&rig);
+            assert_int_equal(kvt_ns_record_bytes(rig.ns, 0, KVT_LEVEL_KV4), chosen);
+            uint64_t seed = store(20, cases[i].ruined, KVT_LEVEL_DEFAULT);
+            assert_int_equal(rig_stat(&rig, "store.judged"), cases[i].ruined ? 0 : CHOICE);
+            assert_int_equal(rig_stat(&rig, "store.escalated"), 0);
+            assert_int_equal(rig_stat(&rig, "store.heads_raised"), 0);
+            assert_int_equal(lookup(seed, 20, KVT_LEVEL_KV4), 20);
+            assert_int_equal(lookup(seed, 20, KVT_LEVEL_KV5), cases[i].level ? 20 : 0);
+        }
+        rig_free(&rig);
+        memset(&rig, 0, sizeof(rig));
+    }
+}
+
+/* A flush is enough: no orderly end is needed. Another one is looked for after a purge, or at
+ * another level. */
+static void what_is_forgotten(void **state)
+{
+    (void)state;
+    start_on_disk("dram=16MiB,threads=1");
+    (void)store(20, 2, KVT_LEVEL_DEFAULT);
+    assert_int_equal(rig_stat(&rig, "store.heads_raised"), 2);
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    uint64_t blocks = rig_stat(&rig, "index.blocks");
+    assert_int_equal(blocks, 22); /* the first one, and what was chosen */
+    assert_int_equal(rig_stat(&rig, "disk.blocks"), 22);
+    assert_int_equal(kvt_purge(rig.ns, NULL, 0), 21);
+    assert_int_equal(rig_stat(&rig, "index.blocks"), 0);
+    rig_reopen(&rig);
+    (void)store(20, 2, KVT_LEVEL_DEFAULT);
+    assert_int_equal(rig_stat(&rig, "store.judged"), CHOICE);
+    assert_int_equal(rig_stat(&rig, "store.heads_raised"), 2);
+    rig_free(&rig);
+    memset(&rig, 0, sizeof(rig));
+}
+
+/* Without a disk nothing outlives the process; without a guard nothing is chosen. */
+static void nothing_is_remembered_for_nothing(void **state)
+{
+    (void)state;
+    start("dram=16MiB,threads=1");
+    assert_null(rig.ns->memo);
+    assert_int_equal(rig_stat(&rig, "index.namespaces"), 1);
+    rig_free(&rig);
+    memset(&rig, 0, sizeof(rig));
+    start_on_disk("dram=16MiB,threads=1,guard=off");
+    assert_null(rig.ns->memo);
+    (void)store(20, 2, KVT_LEVEL_DEFAULT);
+    assert_int_equal(rig_stat(&rig, "index.namespaces"), 1);
+    rig_free(&rig);
+    memset(&rig, 0, sizeof(rig));
+    start_on_disk("dram=16MiB,threads=1,level=raw");
+    assert_null(rig.ns->memo);
+}
+
+/* What is kept is as long as the namespace's records, so that it does not change what the store
+ * makes its tables for. */
+static void its_record_is_not_the_shortest(void **state)
+{
+    (void)state;
+    start_on_disk("dram=16MiB,threads=1");
+    assert_non_null(rig.ns->memo);
+    (void)store(20, 2, KVT_LEVEL_DEFAULT);
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    assert_int_equal(rig_stat(&rig, "index.namespaces"), 2);
+    assert_int_equal(rig_stat(&rig, "load.miss"), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -267,6 +368,10 @@ int main(void)
         cmocka_unit_test_teardown(it_is_chosen_again_when_most_blocks_fail, tear_down),
         cmocka_unit_test_teardown(excluded_layers_do_not_count, tear_down),
         cmocka_unit_test_teardown(many_threads_choose_once, tear_down),
+        cmocka_unit_test_teardown(what_was_chosen_is_remembered, tear_down),
+        cmocka_unit_test_teardown(what_is_forgotten, tear_down),
+        cmocka_unit_test_teardown(nothing_is_remembered_for_nothing, tear_down),
+        cmocka_unit_test_teardown(its_record_is_not_the_shortest, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
