@@ -302,9 +302,10 @@ void kvt_close(struct kvt_cache *cache)
     while (cache->active_count > 0 || cache->callers > 0)
         pthread_cond_wait(&cache->idle, &cache->lock);
     pthread_mutex_unlock(&cache->lock);
-    free_handles(cache);
     struct kvt_fsize_guard guard;
     kvt_fsize_hold(&guard);
+    kvt_plan_file_write(cache);
+    free_handles(cache);
     tear_down(cache);
     kvt_fsize_release(&guard);
 }

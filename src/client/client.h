@@ -227,8 +227,19 @@ struct kvt_pool {
 
 /* ---- the cache ----------------------------------------------------------------------------- */
 
+#define KVT_KEPT_MAX 64u
+
+struct kvt_kept { /* a prefill model of another time */
+    uint8_t id[KVT_NS_BYTES];
+    double a, b;
+};
+
 /* What kvt_plan() knows of the tiers (planning.c). */
 struct kvt_planning {
+    struct kvt_fit_line kept_tier[KVT_PLAN_TIERS]; /* of another time; q 0: none */
+    struct kvt_kept kept[KVT_KEPT_MAX];
+    uint32_t kept_count;
+    bool learnt; /* something since open */
     struct kvt_tier_model tiers[KVT_PLAN_TIERS];
     double share[KVT_PLAN_TIERS]; /* of the bytes loaded lately */
     uint64_t queued_bytes;        /* of loads under way, as expected */
@@ -353,10 +364,18 @@ void kvt_engine_fail_all(struct kvt_cache *cache);
 /* planning.c: lock held. */
 void kvt_planning_init(struct kvt_cache *cache);
 void kvt_planning_ns(struct kvt_ns *ns);
+/* A namespace ends: its model is remembered. */
+void kvt_planning_keep(const struct kvt_ns *ns);
+/* Take over what has been learnt since. false: nothing has. No lock is needed: it is closing. */
+bool kvt_planning_keep_all(struct kvt_cache *cache);
 /* A load was accepted; a block of it has ended; all have. */
 void kvt_planning_submit(struct kvt_cache *cache, struct kvt_req *req);
 void kvt_planning_block(struct kvt_cache *cache, const struct kvt_req *req);
 void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req);
+
+/* plan_file.c: what plans have learnt, from and to the first root. */
+void kvt_plan_file_read(struct kvt_cache *cache);
+void kvt_plan_file_write(struct kvt_cache *cache);
 
 /* pump.c: send what can be sent. Lock held. */
 void kvt_pump(struct kvt_cache *cache);

@@ -70,6 +70,8 @@
     X(plan_off, "plan.off", "plans not weighed: plan=off")                                         \
     X(plan_unsure, "plan.unsure", "plans by measurements that contradict each other")              \
     X(plan_refused, "plan.refused", "plans asked for with numbers that make no sense")             \
+    X(plan_file_read, "plan.file_read", "what plans had learnt was found at open")                 \
+    X(plan_file_bad, "plan.file_bad", "it was damaged, and is forgotten")                          \
     X(prefills, "plan.prefills", "prefills told by kvt_observe_prefill()")                         \
     X(prefills_refused, "plan.prefills_refused", "of them, refused: no observation")               \
     X(refused_again, "client.refused_busy", "requests refused: no request or block entry left")    \

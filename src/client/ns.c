@@ -178,6 +178,7 @@ void kvt_ns_close(struct kvt_ns *ns)
     while (ns->refs > 0)
         pthread_cond_wait(&cache->idle, &cache->lock);
     TAILQ_REMOVE(&cache->namespaces, ns, list);
+    kvt_planning_keep(ns);
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);

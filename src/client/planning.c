@@ -19,7 +19,8 @@
 #define PREFILL_BALANCE_TOKENS 47000.0
 #define DISK_LATENCY_S 0.001
 #define DRAM_LATENCY_S 0.0001
-#define RECENT 0.2 /* weight of the newest load in the running means */
+#define KEPT_CLASS 1u /* of sizes: 1 to 16 MiB, as most loads are */
+#define RECENT 0.2    /* weight of the newest load in the running means */
 
 void kvt_planning_init(struct kvt_cache *cache)
 {
@@ -31,6 +32,20 @@ void kvt_planning_init(struct kvt_cache *cache)
     (void)kvt_tier_init(dram, DRAM_LATENCY_S, (double)settings->plan_dram);
     (void)kvt_tier_init(disk, DISK_LATENCY_S, (double)settings->plan_disk);
     dram->fixed = disk->fixed = settings->plan == KVT_PLAN_SET_DETERMINISTIC;
+    kvt_plan_file_read(cache);
+    for (int tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
+        const struct kvt_fit_line *kept = &planning->kept_tier[tier];
+        if (kept->q > 0) /* what was read has limits as well */
+            (void)kvt_tier_init(&planning->tiers[tier], kept->p, 1 / kept->q);
+    }
+}
+
+static struct kvt_kept *kept_of(struct kvt_planning *planning, const uint8_t *id)
+{
+    for (uint32_t i = 0; i < planning->kept_count; i++)
+        if (memcmp(planning->kept[i].id, id, KVT_NS_BYTES) == 0)
+            return &planning->kept[i];
+    return NULL;
 }
 
 void kvt_planning_ns(struct kvt_ns *ns)
@@ -38,7 +53,45 @@ void kvt_planning_ns(struct kvt_ns *ns)
     const struct kvt_settings *settings = ns->cache->settings;
     double a = 1 / (double)settings->plan_prefill;
     (void)kvt_prefill_init(&ns->prefill, a, a / PREFILL_BALANCE_TOKENS);
+    const struct kvt_kept *kept = kept_of(&ns->cache->planning, ns->id);
+    if (kept != NULL)
+        (void)kvt_prefill_init(&ns->prefill, kept->a, kept->b);
     ns->prefill.fixed = settings->plan == KVT_PLAN_SET_DETERMINISTIC;
+}
+
+void kvt_planning_keep(const struct kvt_ns *ns)
+{
+    struct kvt_planning *planning = &ns->cache->planning;
+    struct kvt_kept *kept = kept_of(planning, ns->id);
+    if (ns->prefill.fit.count == 0)
+        return;
+    if (kept == NULL && planning->kept_count == KVT_KEPT_MAX) { /* the oldest goes */
+        memmove(&planning->kept[0], &planning->kept[1],
+                (KVT_KEPT_MAX - 1) * sizeof(planning->kept[0]));
+        planning->kept_count--;
+    }
+    if (kept == NULL)
+        kept = &planning->kept[planning->kept_count++];
+    memcpy(kept->id, ns->id, sizeof(kept->id));
+    kept->a = ns->prefill.line.p;
+    kept->b = ns->prefill.line.q;
+    planning->learnt = true;
+}
+
+bool kvt_planning_keep_all(struct kvt_cache *cache)
+{
+    struct kvt_planning *planning = &cache->planning;
+    const struct kvt_ns *ns;
+    TAILQ_FOREACH(ns, &cache->namespaces, list)
+    kvt_planning_keep(ns);
+    for (int tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
+        const struct kvt_tier_model *model = &planning->tiers[tier];
+        if (model->fit.count == 0)
+            continue;
+        planning->kept_tier[tier] = model->line[KEPT_CLASS];
+        planning->learnt = true;
+    }
+    return planning->learnt;
 }
 
 static double record_bytes(const struct kvt_ns *ns, uint32_t index)

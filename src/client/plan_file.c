@@ -1,0 +1,239 @@
+/* What kvt_plan() has learnt, kept across restarts: the file "plan" in the first root.
+ *
+ * Text of one state: a line of version, one for each tier and each namespace, and a line with the
+ * hash of all before it. It is written at close, beside the old one, synced, and renamed over it,
+ * so a crash leaves the old one or the new one. Read at open; what is damaged, of another version,
+ * or holds a number that makes no sense is ignored as a whole, counted, and replaced at the next
+ * close. It is a start value and no more: what is measured then goes first.
+ *
+ *   kvtier-plan 1
+ *   tier <enum kvt_tier> <latency, s> <seconds a byte>
+ *   prefill <namespace> <seconds a token> <seconds a token squared>
+ *   end <XXH3-64 of everything before this line>
+ *
+ * Threads: the one that opens, or closes, the cache. Not with plan=deterministic, which goes by the
+ * options, nor with a store in another process.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "client/client.h"
+#include "format/hash.h"
+
+#define VERSION_LINE "kvtier-plan 1\n"
+#define BYTES_MAX 16384u
+#define LATENCY_MAX 60.0 /* seconds; beyond, and outside the next two, it is nonsense */
+#define PER_BYTE_MIN 1e-15
+#define PER_BYTE_MAX 1e-2
+#define TOKEN_MIN 1e-9
+#define TOKEN_MAX 100.0
+
+struct text {
+    char bytes[BYTES_MAX];
+    size_t len;
+    bool full;
+};
+
+static bool path_of(const struct kvt_cache *cache, const char *suffix, char path[PATH_MAX])
+{
+    const struct kvt_settings *settings = cache->settings;
+    if (cache->remote || settings->disk_count == 0 || settings->plan == KVT_PLAN_SET_DETERMINISTIC)
+        return false;
+    return snprintf(path, PATH_MAX, "%s/plan%s", settings->disks[0].path, suffix) < PATH_MAX;
+}
+
+/* ---- reading ------------------------------------------------------------------------------- */
+
+static bool within(double value, double low, double high)
+{
+    return value >= low && value <= high; /* false for what is no number */
+}
+
+/* Two numbers, a space before each, and the end of the line. */
+static bool take_pair(const char *at, double *a, double *b)
+{
+    char *end;
+    if (at[0] != ' ' || at[1] == ' ')
+        return false;
+    *a = strtod(at + 1, &end);
+    if (end == at + 1 || end[0] != ' ' || end[1] == ' ')
+        return false;
+    at = end + 1;
+    *b = strtod(at, &end);
+    return end != at && *end == '\0';
+}
+
+static bool take_hex(const char *at, uint8_t id[KVT_NS_BYTES])
+{
+    for (size_t i = 0; i < 2 * KVT_NS_BYTES; i++) {
+        const char *digit = at[i] != '\0' ? strchr("0123456789abcdef", at[i]) : NULL;
+        if (digit == NULL)
+            return false;
+        size_t value = (size_t)(digit - "0123456789abcdef");
+        id[i / 2] = (uint8_t)(i % 2 ? id[i / 2] | value : value << 4);
+    }
+    return true;
+}
+
+static bool take_line(struct kvt_planning *planning, const char *line)
+{
+    double a, b;
+    if (strncmp(line, "tier ", 5) == 0) {
+        int tier = line[5] - '0';
+        if ((tier != KVT_TIER_DRAM && tier != KVT_TIER_DISK) || !take_pair(line + 6, &a, &b) ||
+            !within(a, 0, LATENCY_MAX) || !within(b, PER_BYTE_MIN, PER_BYTE_MAX))
+            return false;
+        planning->kept_tier[tier] = (struct kvt_fit_line){.p = a, .q = b};
+        return true;
+    }
+    if (strncmp(line, "prefill ", 8) != 0 || planning->kept_count == KVT_KEPT_MAX)
+        return false;
+    struct kvt_kept *kept = &planning->kept[planning->kept_count];
+    if (!take_hex(line + 8, kept->id) || !take_pair(line + 8 + 2 * KVT_NS_BYTES, &a, &b) ||
+        !within(a, TOKEN_MIN, TOKEN_MAX) || !within(b, 0, TOKEN_MAX))
+        return false;
+    kept->a = a;
+    kept->b = b;
+    planning->kept_count++;
+    return true;
+}
+
+/* text ends with a zero, and is cut up. */
+static bool parse(struct kvt_planning *planning, char *text, size_t len)
+{
+    static const char end_word[] = "end ";
+    size_t body = len;
+    char want[40];
+    if (len < 2 || text[len - 1] != '\n')
+        return false;
+    for (body = len - 1; body > 0 && text[body - 1] != '\n';)
+        body--;
+    (void)snprintf(want, sizeof(want), "%s%016" PRIx64 "\n", end_word, kvt_hash64(text, body));
+    if (strcmp(text + body, want) != 0 || strncmp(text, VERSION_LINE, strlen(VERSION_LINE)) != 0 ||
+        memchr(text, '\0', len) != NULL)
+        return false;
+    for (char *line = text + strlen(VERSION_LINE), *next; line < text + body; line = next) {
+        next = strchr(line, '\n') + 1;
+        next[-1] = '\0';
+        if (!take_line(planning, line))
+            return false;
+    }
+    return true;
+}
+
+static ssize_t read_all(const char *path, char *bytes, size_t room)
+{
+    ssize_t len = 0, n = 0;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (file < 0)
+        return -errno;
+    do {
+        n = read(file, bytes + len, room - (size_t)len);
+        len += n > 0 ? n : 0;
+    } while ((n > 0 && (size_t)len < room) || (n < 0 && errno == EINTR));
+    if (n < 0)
+        len = -errno;
+    (void)close(file);
+    return len;
+}
+
+void kvt_plan_file_read(struct kvt_cache *cache)
+{
+    struct kvt_planning *planning = &cache->planning;
+    char path[PATH_MAX], text[BYTES_MAX + 1];
+    if (!path_of(cache, "", path))
+        return;
+    ssize_t len = read_all(path, text, BYTES_MAX);
+    if (len == -ENOENT)
+        return;
+    text[len > 0 ? len : 0] = '\0';
+    if (len > 0 && parse(planning, text, (size_t)len)) {
+        cache->counters.plan_file_read++;
+        return;
+    }
+    memset(planning->kept_tier, 0, sizeof(planning->kept_tier));
+    planning->kept_count = 0;
+    cache->counters.plan_file_bad++;
+    kvt_log(&cache->log, KVT_LOG_WARN,
+            "%s is damaged, or of another version: what plans had learnt is forgotten", path);
+}
+
+/* ---- writing ------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 2, 3))) static void add(struct text *text, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(text->bytes + text->len, sizeof(text->bytes) - text->len, format, args);
+    va_end(args);
+    text->full = text->full || n < 0 || (size_t)n >= sizeof(text->bytes) - text->len;
+    text->len += text->full ? 0 : (size_t)n;
+}
+
+static void compose(const struct kvt_planning *planning, struct text *text)
+{
+    text->len = 0;
+    text->full = false;
+    add(text, "%s", VERSION_LINE);
+    for (int tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
+        const struct kvt_fit_line *line = &planning->kept_tier[tier];
+        if (within(line->p, 0, LATENCY_MAX) && within(line->q, PER_BYTE_MIN, PER_BYTE_MAX))
+            add(text, "tier %d %a %a\n", tier, line->p, line->q);
+    }
+    for (uint32_t i = 0; i < planning->kept_count; i++) {
+        const struct kvt_kept *kept = &planning->kept[i];
+        if (!within(kept->a, TOKEN_MIN, TOKEN_MAX) || !within(kept->b, 0, TOKEN_MAX))
+            continue;
+        add(text, "prefill ");
+        for (size_t byte = 0; byte < KVT_NS_BYTES; byte++)
+            add(text, "%02x", kept->id[byte]);
+        add(text, " %a %a\n", kept->a, kept->b);
+    }
+    uint64_t hash = kvt_hash64(text->bytes, text->len);
+    add(text, "end %016" PRIx64 "\n", hash);
+}
+
+static int put_all(const char *path, const struct text *text)
+{
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int rc = file < 0 ? -errno : 0;
+    for (size_t at = 0; rc == 0 && at < text->len;) {
+        ssize_t n = write(file, text->bytes + at, text->len - at);
+        if (n < 0 && errno != EINTR)
+            rc = -errno;
+        at += n > 0 ? (size_t)n : 0;
+    }
+    if (rc == 0 && fsync(file) != 0)
+        rc = -errno;
+    if (file >= 0 && close(file) != 0 && rc == 0)
+        rc = -errno;
+    return rc;
+}
+
+void kvt_plan_file_write(struct kvt_cache *cache)
+{
+    char path[PATH_MAX], temp[PATH_MAX];
+    struct text text;
+    if (!path_of(cache, "", path) || !path_of(cache, ".tmp", temp) ||
+        cache->host.roots[0].number < 0 || cache->host.roots[0].io == NULL ||
+        !kvt_planning_keep_all(cache))
+        return;
+    compose(&cache->planning, &text);
+    int rc = text.full ? -ENOSPC : put_all(temp, &text);
+    if (rc == 0 && rename(temp, path) != 0)
+        rc = -errno;
+    if (rc == 0)
+        return;
+    (void)unlink(temp);
+    kvt_log(&cache->log, KVT_LOG_WARN, "%s was not written: %s; plans begin anew next time", path,
+            strerror(-rc));
+}
