@@ -28,6 +28,8 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->token_s = 1 / (double)settings->plan_prefill;
     params->byte_s = 1 / (double)settings->plan_disk;
     params->pin_bytes_max = settings->pin_max;
+    /* Clients of a daemon may be stopped while they hold slots: a quarter each. */
+    params->client_bytes_max = host->shared ? host->memory.arena_bytes / 4 : 0;
     params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
     params->seed = kvt_rng_seed_os();
     params->clock = host->clock;

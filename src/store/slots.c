@@ -149,6 +149,7 @@ bool kvt_slot_hold(struct kvt_slots *slots, uint32_t slot, uint32_t client)
     slots->holds[hold].client = client;
     slots->holds[hold].next = slots->slots[slot].holds;
     slots->slots[slot].holds = hold;
+    slots->client_bytes[client % KVT_SLOT_CLIENTS] += slots->slots[slot].record_bytes;
     kvt_slot_pin(slots, slot);
     return true;
 }
@@ -166,6 +167,7 @@ bool kvt_slot_unhold(struct kvt_slots *slots, uint32_t slot, uint32_t client)
         slots->holds[hold].next = slots->hold_free;
         slots->hold_free = hold;
         slots->hold_used--;
+        slots->client_bytes[client % KVT_SLOT_CLIENTS] -= slots->slots[slot].record_bytes;
         kvt_slot_unpin(slots, slot);
         return true;
     }

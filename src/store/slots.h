@@ -31,6 +31,7 @@
 
 #define KVT_SLOT_NONE KVT_RUN_NONE
 #define KVT_HOLD_NONE UINT32_MAX
+#define KVT_SLOT_CLIENTS 64u /* low bits of a client's number tell live clients apart */
 
 enum kvt_slot_state {
     KVT_SLOT_FREE = 0,
@@ -101,7 +102,8 @@ struct kvt_slots {
     uint32_t hold_capacity;
     uint32_t hold_free;
     uint32_t hold_used;
-    uint64_t pins; /* sum over all slots */
+    uint64_t client_bytes[KVT_SLOT_CLIENTS]; /* held by each client, by its number modulo that */
+    uint64_t pins;                           /* sum over all slots */
     uint32_t in_state[KVT_SLOT_STATES];
     uint64_t bad_moves; /* transitions refused: a defect of ours */
 };
@@ -132,6 +134,12 @@ void kvt_slot_unpin(struct kvt_slots *slots, uint32_t slot);
  * client does not hold it. */
 bool kvt_slot_hold(struct kvt_slots *slots, uint32_t slot, uint32_t client);
 bool kvt_slot_unhold(struct kvt_slots *slots, uint32_t slot, uint32_t client);
+
+/* Record bytes that a client holds, each hold counted. */
+static inline uint64_t kvt_slots_client_bytes(const struct kvt_slots *slots, uint32_t client)
+{
+    return slots->client_bytes[client % KVT_SLOT_CLIENTS];
+}
 
 /* Lists over the slots' queue links. */
 void kvt_slot_list_init(struct kvt_slot_list *list);

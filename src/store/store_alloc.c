@@ -177,6 +177,12 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
         store->counts.alloc_dropped_dram++;
         return KVT_E_DROPPED;
     }
+    if (kvt_client_full(store, chain->client, 0,
+                        kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->map))) {
+        store->counts.alloc_dropped_dram++;
+        kvt_entry_settle(store, entry);
+        return KVT_E_DROPPED;
+    }
     kvt_entry_fill_begin(store, entry); /* from here on making room cannot remove the entry */
     status = grant(chain, entry, full, out);
     /* Linked last: a parent that is on disk as well may leave DRAM to make room for its child. */

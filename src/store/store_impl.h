@@ -315,6 +315,17 @@ static inline int64_t kvt_store_now(const struct kvt_store *store)
     return kvt_clock_now(&store->params.clock);
 }
 
+/* Whether a client that is stopped, or slow, holds as much as it may: others need slots too. ahead:
+ * bytes that it is about to hold besides. */
+static inline bool kvt_client_full(const struct kvt_store *store, uint32_t client, uint64_t ahead,
+                                   uint32_t more)
+{
+    uint64_t held = kvt_slots_client_bytes(&store->slots, client) + ahead;
+
+    return store->params.client_bytes_max != 0 && held != 0 &&
+           held + more > store->params.client_bytes_max;
+}
+
 static inline uint8_t *kvt_slot_bytes(const struct kvt_store *store, uint32_t slot)
 {
     return (uint8_t *)store->params.arena + kvt_slot_offset(&store->slots, slot);

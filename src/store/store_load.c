@@ -10,7 +10,8 @@
  *     load holds while it waits for a slot is granted or being read: it drains by itself.
  *  2. When the oldest load that wants a slot gets none, younger ones start no read before it did.
  *     So it gets the whole staging region in the end, and loads cannot lock each other out.
- *  3. A load that has waited SLOT_WAIT for a slot gives up: its clients hold all of them.
+ *  3. A load that has waited SLOT_WAIT for a slot gives up: its clients hold all of them. So does
+ * one whose own client holds its share and releases nothing (it is stopped, or dying).
  *  4. A chain with a block missing ends there: the keys after it get KVT_E_MISS as well, whatever
  *     is stored of them.
  *  5. A key not granted by the deadline gets KVT_E_DEADLINE; a read that lands later finds no one
@@ -22,7 +23,7 @@
 #include "kvtier/error.h"
 #include "store/store_impl.h"
 
-enum started { STARTED, WAITS_FOR_SLOT, WAITS_FOR_READ };
+enum started { STARTED, WAITS_FOR_SLOT, WAITS_FOR_READ, OVER_SHARE };
 
 /* Why a key cannot be had, counted; or its entry. */
 static uint32_t wanted_entry(struct kvt_store *store, const struct kvt_load *load,
@@ -79,7 +80,7 @@ static enum started start_read(struct kvt_store *store, const struct kvt_load *l
 }
 
 static enum started start_item(struct kvt_store *store, struct kvt_load *load, uint32_t item,
-                               bool may_read)
+                               bool may_read, uint64_t *ahead)
 {
     struct kvt_load_item *i = &store->items[item];
     struct kvt_full_key full;
@@ -93,6 +94,10 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
         load->cut = 1;
         return STARTED;
     }
+    if (!load->prefetch &&
+        kvt_client_full(store, load->client, *ahead, kvt_entry_bytes(store, entry)))
+        return OVER_SHARE;
+    *ahead += kvt_entry_bytes(store, entry);
     i->slot = kvt_index_at(&store->index, entry)->slot;
     i->tier = KVT_TIER_DRAM;
     if (i->slot == KVT_SLOT_NONE && load->direct)
@@ -130,20 +135,22 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
     return STARTED;
 }
 
-/* Start what can be started. Returns whether the load lacks a slot. */
-static bool load_start(struct kvt_store *store, struct kvt_load *load, bool may_read)
+/* Start what can be started. Returns STARTED, or what the load waits for. */
+static enum started load_start(struct kvt_store *store, struct kvt_load *load, bool may_read)
 {
+    uint64_t ahead = 0; /* pinned in this walk, and granted right after it or when it is read */
+
     while (load->start != KVT_NO_NUMBER && !load->cut) {
         uint32_t item = load->start;
-        enum started started = start_item(store, load, item, may_read);
+        enum started started = start_item(store, load, item, may_read, &ahead);
 
         if (started != STARTED) {
             store->items[item].slot = KVT_SLOT_NONE;
-            return started == WAITS_FOR_SLOT;
+            return started;
         }
         load->start = store->items[item].next;
     }
-    return false;
+    return STARTED;
 }
 
 /* Hand one READY record to the client. */
@@ -207,22 +214,23 @@ static int64_t load_turn(struct kvt_store *store, uint32_t number, int64_t now, 
 {
     struct kvt_load *load = &store->loads[number];
     uint32_t before = load->start;
-    bool lacks;
+    enum started waits;
 
     if (now >= load->deadline_ns) {
         kvt_load_end(store, number, KVT_E_DEADLINE, false);
         return INT64_MAX;
     }
-    lacks = load_start(store, load, !*blocked);
+    waits = load_start(store, load, !*blocked);
     if (load->start != before)
         load->blocked_ns = 0;
     if (load_grant(store, number))
         return INT64_MAX;
-    if (!lacks) {
+    if (waits != WAITS_FOR_SLOT && waits != OVER_SHARE) {
         load->blocked_ns = 0;
         return load->deadline_ns;
     }
-    *blocked = true;
+    if (waits == WAITS_FOR_SLOT) /* a client that holds its share blocks itself alone */
+        *blocked = true;
     if (load->prefetch) { /* the cache region is full of blocks in use: not worth waiting for */
         kvt_load_end(store, number, KVT_E_DROPPED, true);
         return INT64_MAX;
