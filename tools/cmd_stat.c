@@ -1,4 +1,5 @@
-/* kvtier stat: what a store directory holds, who owns it, its last counters, every option.
+/* kvtier stat: what a store directory holds, who owns it, its last counters, every option; or what
+ * a running kvtierd does, and for whom (stat_daemon.c).
  *
  * Read-only: recovers the log without taking its lock, so it works beside a running owner; what the
  * owner writes meanwhile may or may not be counted.
@@ -13,6 +14,7 @@
 #include "cli_config.h"
 #include "commands.h"
 #include "kvtier/kvtier.h"
+#include "stat_daemon.h"
 #include "stat_verdict.h"
 #include "stats_file.h"
 #include "store_dir.h"
@@ -197,8 +199,9 @@ int kvt_cmd_stat(int argc, char **argv)
          .text = &config_text},
         {.name = "json", .help = "one JSON object", .flag = &json},
     };
-    int rc = kvt_cli_parse("stat", "DIR [--all] [--effective] [--config K=V,...] [--json]", options,
-                           sizeof(options) / sizeof(options[0]), &path, 0, 1, &words, argc, argv);
+    int rc = kvt_cli_parse(
+        "stat", "DIR|unix:SOCKET [--all] [--effective] [--config K=V,...] [--json]", options,
+        sizeof(options) / sizeof(options[0]), &path, 0, 1, &words, argc, argv);
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
@@ -211,14 +214,22 @@ int kvt_cmd_stat(int argc, char **argv)
     rc = kvt_cli_config("stat", config_text, &config);
     if (rc)
         goto out;
-    out = words ? describe(path, error, sizeof(error)) : json_object();
+    const int daemon = words && kvt_stats_is_daemon(path);
+    if (daemon)
+        out = kvt_stat_daemon(path, error, sizeof(error));
+    else
+        out = words ? describe(path, error, sizeof(error)) : json_object();
     if (!out) {
         kvt_cli_error("stat", "%s", error);
         rc = KVT_EXIT_PROBLEM;
         goto out;
     }
-    if (!json && words)
+    if (!json && daemon) {
+        kvt_stat_daemon_print(out);
+        print_counters(json_object_get(out, "counters"), all);
+    } else if (!json && words) {
         print_store(path, out, all);
+    }
     if (!json && effective)
         kvt_cli_config_print(config);
     if (json) {

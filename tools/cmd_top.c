@@ -52,7 +52,10 @@ static int sample(struct top *top)
     json_t *counters = kvt_stats_read(top->path, &age);
     double written = clock_s() - age;
 
-    top->owner = kvt_dir_owner(top->path);
+    if (kvt_stats_is_daemon(top->path))
+        top->owner = counters ? (int64_t)kvt_stats_value(counters, "writer.pid") : 0;
+    else
+        top->owner = kvt_dir_owner(top->path);
     if (!counters)
         return top->now ? 0 : -1;
     top->age_s = age;
@@ -337,16 +340,20 @@ int kvt_cmd_top(int argc, char **argv)
          .max = 3600},
         {.name = "json", .help = "one JSON object a look, each on a line", .flag = &json},
     };
-    int rc = kvt_cli_parse(COMMAND, "DIR [--once] [--interval N] [--json]", options,
+    int rc = kvt_cli_parse(COMMAND, "DIR|unix:SOCKET [--once] [--interval N] [--json]", options,
                            KVT_ARRAY_LEN(options), &top.path, 1, 1, &words, argc, argv);
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
-    if (access(top.path, R_OK | X_OK)) {
+    if (!kvt_stats_is_daemon(top.path) && access(top.path, R_OK | X_OK)) {
         kvt_cli_error(COMMAND, "%s: %s", top.path, strerror(errno));
         return KVT_EXIT_PROBLEM;
     }
-    if (sample(&top)) {
+    if (sample(&top) && kvt_stats_is_daemon(top.path)) {
+        kvt_cli_error(COMMAND, "%s", kvt_stats_why());
+        return KVT_EXIT_PROBLEM;
+    }
+    if (!top.now) {
         kvt_cli_error(COMMAND,
                       "%s: no statistics there: no cache has written any (it does so in its first "
                       "root, after its first request)",

@@ -10,6 +10,7 @@
 #include "client/misuse.h"
 
 #define FRAME_EXTRA 16u
+#define SHARDS_MAX 256u  /* of a lookup: a few blocks still go into one message */
 #define RETRY_NS 1000000 /* how often to look for room when no reply is due that would tell */
 /* Numbers, and states of the roots behind them. */
 #define STAT_REPLY_BYTES \
@@ -110,9 +111,23 @@ struct key_opts {
     uint8_t min_level;
     uint8_t each;         /* LOOKUP: do not stop at an absent key */
     enum kvt_tier *tiers; /* LOOKUP: optional output */
+    uint32_t shards;      /* 0: keys as they are; else each stands for that many, shard 0 and up */
 };
 
-/* One message of keys of one group (index); the lock is held. */
+static void keys_write(struct kvt_msg_key *out, const struct kvt_key *keys, uint32_t count,
+                       uint32_t shards)
+{
+    const uint32_t per_key = shards == 0 ? 1 : shards;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct kvt_key *key = &keys[i / per_key];
+        memcpy(out[i].hash, key->hash, key->hash_len);
+        out[i].hash_len = key->hash_len;
+        out[i].group = key->group;
+        out[i].shard = shards == 0 ? key->shard : i % shards;
+    }
+}
+
+/* One message of `count` keys of one group (index); the lock is held. */
 static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const struct kvt_key *keys,
                          uint32_t count, struct key_opts opts)
 {
@@ -133,12 +148,7 @@ static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const st
         msg->msg.ns = ns->groups[group].handle; /* of the connection that takes the message */
         msg->min_level = opts.min_level;
         msg->each = opts.each;
-        for (uint32_t i = 0; i < count; i++) {
-            memcpy(msg->keys[i].hash, keys[i].hash, keys[i].hash_len);
-            msg->keys[i].hash_len = keys[i].hash_len;
-            msg->keys[i].group = keys[i].group;
-            msg->keys[i].shard = keys[i].shard;
-        }
+        keys_write(msg->keys, keys, count, opts.shards);
     }
     int32_t status = call_finish(cache, &call, msg);
     if (status != KVT_E_CLOSED || !cache->remote || op == KVT_OP_PURGE)
@@ -210,13 +220,61 @@ static int min_level_of(int level)
     return level >= KVT_LEVEL_DEFAULT && level <= KVT_LEVEL_RAW ? level : KVT_E_INVAL;
 }
 
-long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
-                     bool each, enum kvt_tier *tiers)
+/* The tier of a block of which each rank holds a part: it is there when all are. */
+static enum kvt_tier shards_tier(const enum kvt_tier *tiers, uint32_t shards)
 {
+    enum kvt_tier worst = KVT_TIER_DRAM;
+    for (uint32_t i = 0; i < shards; i++) {
+        if (tiers[i] == KVT_TIER_MISS)
+            return KVT_TIER_MISS;
+        if (tiers[i] == KVT_TIER_PENDING || worst == KVT_TIER_PENDING)
+            worst = KVT_TIER_PENDING;
+        else if (tiers[i] > worst)
+            worst = tiers[i];
+    }
+    return worst;
+}
+
+/* The same, each key standing for `shards` of them, side by side in one message. */
+static long lookup_shards(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                          struct key_opts use, enum kvt_tier *tiers)
+{
+    enum kvt_tier parts[KVT_MSG_KEYS_MAX];
+    const uint32_t per_message = KVT_MSG_KEYS_MAX / use.shards;
     long hits = 0;
+    use.tiers = parts;
+    for (size_t at = 0; at < n;) {
+        uint32_t count = (uint32_t)KVT_MIN(n - at, per_message), run = 0;
+        int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
+                                   keys + at, count * use.shards, use);
+        if (status < 0)
+            return status;
+        for (uint32_t i = 0; i < count; i++) {
+            enum kvt_tier tier = shards_tier(parts + i * use.shards, use.shards);
+            bool there = tier == KVT_TIER_DRAM || tier == KVT_TIER_DISK;
+            if (tiers != NULL && (use.each || run == i))
+                tiers[at + i] = tier;
+            run += there && (use.each || run == i);
+        }
+        hits += run;
+        if (!use.each && run < count)
+            break;
+        at += count;
+    }
+    return hits;
+}
+
+long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                     const struct kvt_lookup_opts *opts, bool each, enum kvt_tier *tiers)
+{
+    const uint8_t min_level = (uint8_t)opts->min_level;
+    long hits = 0;
+    if (opts->shards > 1)
+        return lookup_shards(ns, keys, n, (struct key_opts){min_level, each, NULL, opts->shards},
+                             tiers);
     for (size_t at = 0; at < n;) {
         uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
-        struct key_opts use = {(uint8_t)min_level, each, tiers ? tiers + at : NULL};
+        struct key_opts use = {min_level, each, tiers ? tiers + at : NULL, 0};
         int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
                                    keys + at, count, use);
         if (status < 0)
@@ -229,15 +287,39 @@ long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, in
     return hits;
 }
 
+int kvt_lookup_opts_read(const struct kvt_lookup_opts *from, struct kvt_lookup_opts *opts)
+{
+    memset(opts, 0, sizeof(*opts));
+    if (from == NULL)
+        return 0;
+    if (from->struct_size == sizeof(*opts))
+        *opts = *from;
+    else if (from->struct_size == KVT_LOOKUP_OPTS_SIZE_0)
+        opts->min_level = from->min_level;
+    else
+        return KVT_E_VERSION;
+    return min_level_of(opts->min_level) < 0 || opts->shards > SHARDS_MAX ? KVT_E_INVAL : 0;
+}
+
+/* Keys of a lookup over shards name the block: which of its parts is not theirs to say. */
+static bool shards_ok(const struct kvt_lookup_opts *opts, const struct kvt_key *keys, size_t n)
+{
+    for (size_t i = 0; opts->shards > 1 && i < n; i++)
+        if (keys[i].shard != 0)
+            return false;
+    return true;
+}
+
 long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                 const struct kvt_lookup_opts *opts, enum kvt_tier *tiers)
 {
-    if (opts != NULL && opts->struct_size != sizeof(*opts))
-        return refused("kvt_lookup", ns, keys, n, KVT_E_VERSION);
-    int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
-    if (min_level < 0)
-        return refused("kvt_lookup", ns, keys, n, min_level);
-    int rc = kvt_call_enter(ns, keys, n);
+    struct kvt_lookup_opts use;
+    int rc = kvt_lookup_opts_read(opts, &use);
+    if (rc == 0 && keys != NULL && !shards_ok(&use, keys, n))
+        rc = KVT_E_INVAL;
+    if (rc != 0)
+        return refused("kvt_lookup", ns, keys, n, rc);
+    rc = kvt_call_enter(ns, keys, n);
     if (rc != 0)
         return refused("kvt_lookup", ns, keys, n, rc);
     if (!kvt_keys_ok(ns, keys, n, true)) { /* one chain is of one group */
@@ -248,7 +330,7 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
         tiers[i] = KVT_TIER_MISS;
     long run = 0;
     if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
-        run = kvt_call_lookup(ns, keys, n, min_level, false, tiers);
+        run = kvt_call_lookup(ns, keys, n, &use, false, tiers);
     else
         ns->cache->counters.off_lookup += n;
     kvt_call_leave(ns);

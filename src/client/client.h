@@ -497,8 +497,10 @@ void kvt_call_leave(struct kvt_ns *ns);
 /* How many of the keys are there; they count as used. Takes the lock. */
 long kvt_call_touch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 /* Keys of one group that are there: the leading run, or, each: all of them. tiers: optional. */
-long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n, int min_level,
-                     bool each, enum kvt_tier *tiers);
+long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
+                     const struct kvt_lookup_opts *opts, bool each, enum kvt_tier *tiers);
+/* What a caller's options say, filled up with zeroes. 0, KVT_E_VERSION, KVT_E_INVAL. */
+int kvt_lookup_opts_read(const struct kvt_lookup_opts *from, struct kvt_lookup_opts *opts);
 /* *handle: 0 where a remote store is away for now; the next connection opens it. */
 int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle);
 /* Ask something for which nobody waits. false: no room for it. Lock held. */

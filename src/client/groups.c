@@ -113,15 +113,15 @@ static int chains_check(const struct kvt_ns *ns, const struct kvt_group_chain *c
 
 /* Ask for the chains of full attention, or for the others, as far as *limit tokens; *limit sinks to
  * what they can serve at best. 0 or a negative error. */
-static long ask(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count, int min_level,
-                bool full, uint64_t *limit, struct view *views)
+static long ask(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
+                const struct kvt_lookup_opts *opts, bool full, uint64_t *limit, struct view *views)
 {
     for (size_t i = 0; i < count; i++) {
         const struct kvt_shape_group *shape = kvt_shape_group_of(ns->shape, chains[i].group);
         if ((shape->kind == KVT_GROUP_FULL) != full)
             continue;
         size_t n = KVT_MIN(chains[i].n, *limit / shape->block_tokens);
-        long found = kvt_call_lookup(ns, chains[i].keys, n, min_level, !full, chains[i].tiers);
+        long found = kvt_call_lookup(ns, chains[i].keys, n, opts, !full, chains[i].tiers);
         if (found < 0)
             return found;
         views[i] = (struct view){shape, chains[i].tiers, full ? (size_t)found : n};
@@ -142,15 +142,15 @@ static uint64_t longest(const struct view *views, size_t count, uint64_t limit, 
     return 0;
 }
 
-static long hit(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count, int min_level,
-                size_t max_tokens)
+static long hit(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
+                const struct kvt_lookup_opts *opts, size_t max_tokens)
 {
     struct view views[KVT_GROUPS_MAX];
     uint64_t limit = KVT_MIN((uint64_t)max_tokens, (uint64_t)UINT32_MAX);
     uint64_t step = common_step(ns->shape);
-    long rc = step == 0 ? 0 : ask(ns, chains, count, min_level, true, &limit, views);
+    long rc = step == 0 ? 0 : ask(ns, chains, count, opts, true, &limit, views);
     if (rc == 0 && step != 0)
-        rc = ask(ns, chains, count, min_level, false, &limit, views);
+        rc = ask(ns, chains, count, opts, false, &limit, views);
     if (rc < 0 || step == 0)
         return rc;
     uint64_t tokens = longest(views, count, limit, step);
@@ -164,13 +164,13 @@ static long hit(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
 long kvt_lookup_groups(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
                        size_t max_tokens, const struct kvt_lookup_opts *opts)
 {
-    if (opts != NULL && opts->struct_size != sizeof(*opts))
-        return KVT_E_VERSION;
-    int min_level = opts != NULL ? opts->min_level : KVT_LEVEL_DEFAULT;
-    if (ns == NULL || chains == NULL || min_level < KVT_LEVEL_DEFAULT ||
-        min_level > KVT_LEVEL_RAW || chains_check(ns, chains, count) != 0)
+    struct kvt_lookup_opts use;
+    int rc = kvt_lookup_opts_read(opts, &use);
+    if (rc != 0)
+        return rc;
+    if (ns == NULL || chains == NULL || chains_check(ns, chains, count) != 0)
         return KVT_E_INVAL;
-    int rc = kvt_call_enter(ns, NULL, 0);
+    rc = kvt_call_enter(ns, NULL, 0);
     if (rc != 0)
         return rc;
     for (size_t i = 0; i < count; i++) {
@@ -180,7 +180,7 @@ long kvt_lookup_groups(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t
     }
     long tokens = 0;
     if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
-        tokens = hit(ns, chains, count, min_level, max_tokens);
+        tokens = hit(ns, chains, count, &use, max_tokens);
     else
         for (size_t i = 0; i < count; i++)
             ns->cache->counters.off_lookup += chains[i].n;

@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -22,6 +23,7 @@
 
 #define RING_BYTES (1u << 20) /* = KVT_CLIENT_RING_BYTES: the credits are made for it */
 #define TIMEOUT_MS 2000
+#define ANSWER_CHUNK (48u << 10) /* more than the longest packet of an answer */
 
 void kvt_link_init(struct kvt_link *link, const char *path)
 {
@@ -79,12 +81,12 @@ static void describe(const char *path, int code, char *text, size_t len)
                        kvt_strerror(code));
 }
 
-/* Send HELLO, take WELCOME and its descriptors. */
-static int greet(struct kvt_link *link, struct kvt_welcome *welcome, int fds[KVT_WELCOME_FDS],
-                 size_t *count, char *text, size_t len)
+/* Send HELLO, take WELCOME and, an engine, its descriptors. */
+static int greet(struct kvt_link *link, uint32_t kind, struct kvt_welcome *welcome,
+                 int fds[KVT_WELCOME_FDS], size_t *count, char *text, size_t len)
 {
     struct kvt_hello hello;
-    hello_make(&hello, KVT_HELLO_ENGINE);
+    hello_make(&hello, kind);
     int rc = kvt_sock_send(link->sock, &hello, sizeof(hello), NULL, 0);
     if (rc != 0)
         return rc;
@@ -99,7 +101,7 @@ static int greet(struct kvt_link *link, struct kvt_welcome *welcome, int fds[KVT
         (void)snprintf(text, len, "the kvtierd at %.100s refuses: %s", link->path, welcome->text);
         return welcome->status < 0 ? welcome->status : KVT_E_CORRUPT;
     }
-    return *count == KVT_WELCOME_FDS ? 0 : KVT_E_CORRUPT;
+    return *count == (kind == KVT_HELLO_ENGINE ? KVT_WELCOME_FDS : 0) ? 0 : KVT_E_CORRUPT;
 }
 
 /* Map a sealed memfd of at least `bytes`. */
@@ -147,7 +149,7 @@ int kvt_link_dial(struct kvt_link *link, char *text, size_t len)
     text[0] = '\0';
     int rc = kvt_sock_connect(link->path, TIMEOUT_MS, &link->sock);
     if (rc == 0)
-        rc = greet(link, &welcome, fds, &count, text, len);
+        rc = greet(link, KVT_HELLO_ENGINE, &welcome, fds, &count, text, len);
     if (rc == 0)
         rc = map_all(link, &welcome, fds);
     for (size_t i = 0; i < count; i++)
@@ -159,6 +161,57 @@ int kvt_link_dial(struct kvt_link *link, char *text, size_t len)
         describe(link->path, rc, text, len);
     link->wire.request_fd = link->wire.reply_fd = -1; /* closed */
     kvt_link_hang_up(link);
+    return rc;
+}
+
+/* All packets of an answer. 0, -ENOMEM, -errno. */
+static int answer_take(int sock, char **out)
+{
+    size_t used = 0, room = 64u << 10;
+    char *text = malloc(room);
+    int bytes;
+    if (text == NULL)
+        return -ENOMEM;
+    while ((bytes = kvt_sock_recv(sock, text + used, room - used - 1, NULL, 0, NULL)) > 0) {
+        used += (size_t)bytes;
+        char *more = room - used > ANSWER_CHUNK ? text : realloc(text, 2 * room);
+        if (more == NULL) {
+            bytes = -ENOMEM;
+            break;
+        }
+        room = more == text && room - used > ANSWER_CHUNK ? room : 2 * room;
+        text = more;
+    }
+    text[used] = '\0';
+    if (bytes < 0)
+        free(text);
+    else
+        *out = text;
+    return bytes;
+}
+
+int kvt_link_ask(const char *path, const char *question, char **out, char *why, size_t len)
+{
+    struct kvt_welcome welcome;
+    struct kvt_link link;
+    int fds[KVT_WELCOME_FDS];
+    size_t count = 0;
+    *out = NULL;
+    why[0] = '\0';
+    kvt_link_init(&link, path);
+    int rc = kvt_sock_connect(path, TIMEOUT_MS, &link.sock);
+    if (rc == 0)
+        rc = greet(&link, KVT_HELLO_CONTROL, &welcome, fds, &count, why, len);
+    for (size_t i = 0; i < count; i++)
+        (void)close(fds[i]);
+    if (rc == 0)
+        rc = kvt_sock_send(link.sock, question, strlen(question), NULL, 0);
+    if (rc == 0)
+        rc = answer_take(link.sock, out);
+    if (link.sock >= 0)
+        (void)close(link.sock);
+    if (rc != 0 && why[0] == '\0')
+        describe(path, rc, why, len);
     return rc;
 }
 

@@ -24,6 +24,11 @@ void kvt_link_init(struct kvt_link *link, const char *path);
 __attribute__((warn_unused_result)) int kvt_link_dial(struct kvt_link *link, char *text,
                                                       size_t len);
 
+/* Ask a kvtierd something as a control client ("stat"): the whole answer, malloc'd. 0, or an error
+ * with a sentence in why. Blocks for some seconds at most. */
+__attribute__((warn_unused_result)) int kvt_link_ask(const char *path, const char *question,
+                                                     char **out, char *why, size_t len);
+
 /* Nothing of ours will touch the arena any more: say so, close, unmap. Idempotent. */
 void kvt_link_hang_up(struct kvt_link *link);
 

@@ -15,10 +15,11 @@
 #include "kvtier/error.h"
 #include "kvtier/version.h"
 
-#define RING_BYTES (1u << 17)
+#define RING_BYTES (1u << 19) /* a quarter of it is the longest message and more */
 #define ANSWER_MS 2000
 #define TEXT_BYTES (256u << 10)
 #define CLIENTS_SHOWN 64u
+#define USAGE_MAX 1024u /* namespaces times ranks that are shown */
 #define ROOT_VALUES (sizeof(struct kvt_store_root_state) / sizeof(uint64_t))
 
 int kvt_report_open(struct kvt_report *report, struct kvt_host *host,
@@ -35,17 +36,19 @@ void kvt_report_close(struct kvt_report *report)
         kvt_owner_disconnect(report->host->owner, &report->channel);
 }
 
-/* Ask STAT and wait for the answer. Returns how many values there are, or an error. */
-static int stat_ask(struct kvt_report *report, uint64_t *values, uint32_t values_max)
+/* Ask the owner and wait for the answer, which is borrowed until kvt_ring_pop(). Its bytes or an
+ * error; a late answer to an earlier question is skipped. */
+static int ask(struct kvt_report *report, struct kvt_msg *question, const struct kvt_msg **out)
 {
     struct kvt_ring *requests = &report->channel.requests, *replies = &report->channel.replies;
-    struct kvt_msg *msg = kvt_ring_reserve(requests, sizeof(*msg));
+    struct kvt_msg *msg = kvt_ring_reserve(requests, question->bytes);
     const void *frame;
     int bytes;
     if (msg == NULL)
         return -EAGAIN;
-    *msg = (struct kvt_msg){.bytes = sizeof(*msg), .op = KVT_OP_STAT, .cookie = 1};
-    kvt_ring_push(requests, sizeof(*msg));
+    question->cookie = ++report->asked;
+    memcpy(msg, question, question->bytes);
+    kvt_ring_push(requests, question->bytes);
     for (int tries = 0; (bytes = kvt_ring_peek(replies, &frame)) == 0; tries++) {
         struct pollfd fd = {.fd = replies->event_fd, .events = POLLIN};
         uint64_t rung;
@@ -60,11 +63,77 @@ static int stat_ask(struct kvt_report *report, uint64_t *values, uint32_t values
     }
     if (bytes < (int)sizeof(*msg))
         return KVT_E_CORRUPT;
-    const struct kvt_msg_stat_reply *reply = frame;
+    *out = frame;
+    if ((*out)->cookie == question->cookie)
+        return bytes;
+    kvt_ring_pop(replies);
+    return -EAGAIN;
+}
+
+/* The store's numbers. Returns how many values there are, or an error. */
+static int stat_ask(struct kvt_report *report, uint64_t *values, uint32_t values_max)
+{
+    struct kvt_msg question = {.bytes = sizeof(question), .op = KVT_OP_STAT};
+    const struct kvt_msg *msg;
+    int bytes = ask(report, &question, &msg);
+    if (bytes < 0)
+        return bytes;
+    const struct kvt_msg_stat_reply *reply = (const struct kvt_msg_stat_reply *)(const void *)msg;
     uint32_t count = KVT_MIN(reply->msg.count, values_max);
     count = KVT_MIN(count, (uint32_t)(((uint32_t)bytes - sizeof(*msg)) / sizeof(uint64_t)));
     memcpy(values, reply->values, count * sizeof(uint64_t));
-    kvt_ring_pop(replies);
+    kvt_ring_pop(&report->channel.replies);
+    return (int)count;
+}
+
+/* ---- who holds how much -------------------------------------------------------------------- */
+
+static void add_row(struct kvt_usage_row *rows, uint32_t *count, const struct kvt_usage_row *row)
+{
+    uint32_t i = 0;
+    while (i < *count && (memcmp(rows[i].ns, row->ns, sizeof(row->ns)) != 0 ||
+                          rows[i].group != row->group || rows[i].rank != row->rank))
+        i++;
+    if (i == USAGE_MAX)
+        return;
+    if (i == *count) {
+        rows[(*count)++] = *row;
+        return;
+    }
+    rows[i].dram_blocks += row->dram_blocks;
+    rows[i].dram_bytes += row->dram_bytes;
+    rows[i].disk_blocks += row->disk_blocks;
+    rows[i].disk_bytes += row->disk_bytes;
+}
+
+static int usage_order(const void *a, const void *b)
+{
+    const struct kvt_usage_row *x = a, *y = b;
+    int order = memcmp(x->ns, y->ns, sizeof(x->ns));
+    if (order == 0)
+        order = (int)x->group - (int)y->group;
+    return order != 0 ? order : (int)x->rank - (int)y->rank;
+}
+
+/* Bytes by namespace and rank, all of the index. Returns rows, or an error. */
+static int usage_ask(struct kvt_report *report, struct kvt_usage_row rows[USAGE_MAX])
+{
+    uint32_t from = 0, count = 0;
+    do {
+        struct kvt_msg_usage question = {.msg = {.bytes = sizeof(question), .op = KVT_OP_USAGE},
+                                         .from = from};
+        const struct kvt_msg *msg;
+        int bytes = ask(report, &question.msg, &msg);
+        if (bytes < 0)
+            return bytes;
+        const struct kvt_msg_usage_reply *reply =
+            (const struct kvt_msg_usage_reply *)(const void *)msg;
+        for (uint32_t i = 0; i < reply->msg.count; i++)
+            add_row(rows, &count, &reply->rows[i]);
+        from = reply->next;
+        kvt_ring_pop(&report->channel.replies);
+    } while (from != 0);
+    qsort(rows, count, sizeof(rows[0]), usage_order);
     return (int)count;
 }
 
@@ -129,6 +198,28 @@ static void say_clients(struct text *text, const struct kvt_report *report)
             (unsigned)clients[i].uid, clients[i].leaving ? " disconnected" : "");
 }
 
+/* "usage.NAMESPACE.GROUP.RANK.what": namespaces by the first bytes of their id. */
+static void say_usage(struct text *text, struct kvt_report *report)
+{
+    struct kvt_usage_row *rows = calloc(USAGE_MAX, sizeof(*rows));
+    int count = rows == NULL ? 0 : usage_ask(report, rows);
+    for (int i = 0; i < count; i++) {
+        const struct kvt_usage_row *row = &rows[i];
+        char name[64];
+        int used = 0;
+        for (int j = 0; j < 6; j++)
+            used += snprintf(name + used, sizeof(name) - (size_t)used, "%02x", row->ns[j]);
+        (void)snprintf(name + used, sizeof(name) - (size_t)used, ".%u.%u", row->group, row->rank);
+        if (i == 0 || memcmp(rows[i - 1].ns, row->ns, sizeof(row->ns)) != 0)
+            say(text, "namespace.%.12s %.64s\n", name, row->label[0] ? row->label : "?");
+        say(text, "usage.%s.dram_blocks %" PRIu64 "\n", name, row->dram_blocks);
+        say(text, "usage.%s.dram_bytes %" PRIu64 "\n", name, row->dram_bytes);
+        say(text, "usage.%s.disk_blocks %" PRIu64 "\n", name, row->disk_blocks);
+        say(text, "usage.%s.disk_bytes %" PRIu64 "\n", name, row->disk_bytes);
+    }
+    free(rows);
+}
+
 static int stat_text(struct kvt_report *report, char **out)
 {
     static const size_t stat_count = KVT_STORE_STAT_COUNT;
@@ -155,6 +246,7 @@ static int stat_text(struct kvt_report *report, char **out)
     say_clients(&text, report);
     say_roots(&text, report->host, values + stat_count,
               (uint32_t)((uint32_t)count - stat_count) / (uint32_t)ROOT_VALUES);
+    say_usage(&text, report);
     *out = text.bytes;
     return 0;
 }

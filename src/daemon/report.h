@@ -10,6 +10,7 @@ struct kvt_report {
     const struct kvt_server *server;
     struct kvt_channel channel; /* our own client of the owner */
     int64_t start_ns;
+    uint64_t asked; /* questions so far: cookies */
 };
 
 /* Attach to the owner. 0 or an error. */

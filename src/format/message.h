@@ -49,6 +49,7 @@ enum kvt_op {
     KVT_OP_PURGE,
     KVT_OP_FLUSH,
     KVT_OP_STAT,
+    KVT_OP_USAGE,
     KVT_OP_REPLY = 64, /* | with the request's op in kvt_msg.reply_to */
     KVT_OP_GRANT = 65
 };
@@ -189,6 +190,30 @@ struct kvt_msg_cancel {
     struct kvt_msg msg; /* cookie 0 */
     uint64_t target;    /* cookie of the ACQUIRE */
 };
+
+/* USAGE: what each namespace and rank holds, a part of the index at a time: who asks adds up the
+ * rows of all parts. `from`: 0 at first, then what the reply before said. Blocks that come, go or
+ * move meanwhile may be counted twice or not at all. */
+struct kvt_msg_usage {
+    struct kvt_msg msg;
+    uint32_t from;
+    uint32_t reserved;
+};
+
+struct kvt_msg_usage_reply {
+    struct kvt_msg msg; /* count: rows */
+    uint32_t next;      /* 0: that was all */
+    uint32_t reserved;
+    struct kvt_usage_row {
+        uint8_t ns[KVT_NS_BYTES];
+        uint16_t group;
+        uint16_t rank; /* shard of the keys; 255: 255 and above */
+        uint32_t reserved;
+        uint64_t dram_blocks, dram_bytes, disk_blocks, disk_bytes;
+        char label[64];
+    } rows[];
+};
+static_assert(sizeof(struct kvt_usage_row) == 120, "wire row");
 
 /* FLUSH: header only; reply.status. STAT: header only; the reply carries the counters of
  * store/counters.h in their order, then for each root a struct kvt_store_root_state (store.h). */

@@ -71,6 +71,7 @@ int kvt_index_init(struct kvt_index *index, uint32_t capacity, uint64_t seed, in
 void kvt_index_destroy(struct kvt_index *index)
 {
     free(index->entries);
+    free(index->ranks);
     free(index->table);
     memset(index, 0, sizeof(*index));
 }
@@ -89,6 +90,7 @@ int kvt_index_grow(struct kvt_index *index, uint32_t capacity)
 {
     struct kvt_index_entry *entries;
     uint32_t *table;
+    uint8_t *ranks;
 
     if (capacity <= index->capacity)
         return 0;
@@ -97,6 +99,12 @@ int kvt_index_grow(struct kvt_index *index, uint32_t capacity)
     table = calloc(cells_for(capacity), sizeof(*table));
     if (!table)
         return -ENOMEM;
+    ranks = realloc(index->ranks, capacity);
+    if (!ranks) {
+        free(table);
+        return -ENOMEM;
+    }
+    index->ranks = ranks; /* more of it than entries does no harm */
     entries = realloc(index->entries, (size_t)capacity * sizeof(*entries));
     if (!entries) {
         free(table);
@@ -190,6 +198,7 @@ uint32_t kvt_index_insert(struct kvt_index *index, struct kvt_fp fp)
     e->slot = KVT_INDEX_NONE;
     e->next = KVT_INDEX_NONE;
     e->used = 1;
+    index->ranks[entry] = 0;
     index->used++;
     place(index, entry);
     return entry;
@@ -299,7 +308,7 @@ void kvt_index_set_filling(struct kvt_index *index, uint32_t entry, uint32_t fil
 
 uint64_t kvt_index_bytes(const struct kvt_index *index)
 {
-    return (uint64_t)index->touched * sizeof(*index->entries) +
+    return (uint64_t)index->touched * (sizeof(*index->entries) + sizeof(*index->ranks)) +
            (uint64_t)index->cells * sizeof(*index->table);
 }
 

@@ -14,10 +14,10 @@ uint32_t kvt_entry_find(const struct kvt_store *store, const struct kvt_full_key
 
 uint32_t kvt_entry_get(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key)
 {
-    return kvt_entry_get_fp(store, ns, kvt_index_fingerprint(&store->index, key));
+    return kvt_entry_get_fp(store, ns, kvt_index_fingerprint(&store->index, key), kvt_rank_of(key));
 }
 
-uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp)
+uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp, uint8_t rank)
 {
     uint32_t entry = kvt_index_find(&store->index, fp);
 
@@ -29,6 +29,7 @@ uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp
     if (entry == KVT_INDEX_NONE)
         return entry;
     kvt_index_at(&store->index, entry)->ns = ns & 0xfffu;
+    store->index.ranks[entry] = rank;
     kvt_namespace_at(&store->spaces, ns)->blocks++;
     return entry;
 }

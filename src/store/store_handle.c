@@ -34,6 +34,7 @@ static const struct handler handlers[] = {
     [KVT_OP_UNPIN] = {kvt_handle_pin, sizeof(struct kvt_msg_keys), 40, 1, 1},
     [KVT_OP_PURGE] = {kvt_handle_purge, sizeof(struct kvt_msg_keys), 40, 1, 1},
     [KVT_OP_FLUSH] = {kvt_handle_flush, sizeof(struct kvt_msg), 0, 0, 0},
+    [KVT_OP_USAGE] = {kvt_handle_usage, sizeof(struct kvt_msg_usage), 0, 0, 0},
     [KVT_OP_STAT] = {kvt_handle_stat, sizeof(struct kvt_msg), 0, 0, 0},
 };
 
@@ -129,7 +130,7 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
         store->counts.bad_messages++;
         return KVT_E_INVAL;
     }
-    if (msg->op != KVT_OP_STAT) /* who only watches does not keep the store from being idle */
+    if (msg->op != KVT_OP_STAT && msg->op != KVT_OP_USAGE) /* who only watches does not keep the store from being idle */
         store->last_message_ns = kvt_store_now(store);
     handler = msg->op < KVT_ARRAY_LEN(handlers) ? &handlers[msg->op] : NULL;
     if (!handler || !handler->handle || msg->count > KVT_MSG_KEYS_MAX) {

@@ -9,6 +9,7 @@
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
  *   store_recover.c  roots at open               store_check.c   every invariant
  *   store_join.c     roots that come later
+ *   store_usage.c    bytes by namespace and rank
  *   store_reinsert.c what was hit outlives its   store_direct.c  records pinned on disk
  *                    segment
  *
@@ -335,7 +336,12 @@ static inline uint8_t *kvt_slot_bytes(const struct kvt_store *store, uint32_t sl
 uint32_t kvt_entry_find(const struct kvt_store *store, const struct kvt_full_key *key);
 /* Find or insert, reclaiming when the index is full. KVT_INDEX_NONE: no room. */
 uint32_t kvt_entry_get(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key);
-uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp);
+uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp, uint8_t rank);
+/* The shard of a key as usage counts it: 255 stands for all from there on. */
+static inline uint8_t kvt_rank_of(const struct kvt_full_key *key)
+{
+    return key->shard < UINT8_MAX ? (uint8_t)key->shard : UINT8_MAX;
+}
 /* false: the entry's slot proves that it belongs to another key of the same fingerprint. */
 bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kvt_full_key *key);
 /* Remove the entry, and its ancestors, as far as they have neither copy nor children. */
@@ -382,6 +388,8 @@ void kvt_handle_release(struct kvt_store *store, uint32_t client, const struct k
 void kvt_handle_prefetch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+/* store_usage.c */
+void kvt_handle_usage(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_stat(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 /* store_query.c: what the client had pinned by PIN is nobody's, unless others pinned it too. */
 void kvt_pins_client_gone(struct kvt_store *store, uint32_t client);

@@ -39,9 +39,10 @@ struct found {
     uint32_t segment;
     uint32_t page;
     uint32_t pages;
-    uint16_t ns; /* of joining->spaces */
-    uint8_t map; /* 0: not to be taken in */
-    uint8_t has_parent;
+    uint16_t ns;     /* of joining->spaces */
+    uint8_t map : 4; /* 0: not to be taken in */
+    uint8_t has_parent : 1;
+    uint8_t rank;
 };
 
 struct piece {
@@ -113,8 +114,9 @@ static void record_found(void *ctx, const struct kvt_entry *record, uint32_t seg
                         .page = record->page,
                         .pages = record->pages,
                         .ns = (uint16_t)ns,
-                        .map = record->map,
-                        .has_parent = record->parent_len > 0};
+                        .map = record->map & 0xfu,
+                        .has_parent = record->parent_len > 0,
+                        .rank = kvt_rank_of(&record->key)};
     if (!f->has_parent)
         return;
     memcpy(parent.hash, record->parent, sizeof(parent.hash));
@@ -321,7 +323,7 @@ static void link_found(struct kvt_store *store, uint32_t entry, uint32_t ns, con
 
     if (!f->has_parent || kvt_index_at(&store->index, entry)->parent != KVT_INDEX_NONE)
         return;
-    parent = kvt_entry_get_fp(store, ns, f->parent);
+    parent = kvt_entry_get_fp(store, ns, f->parent, f->rank);
     if (parent == KVT_INDEX_NONE)
         return;
     if (!kvt_index_link(&store->index, entry, parent, LINK_STEPS))
@@ -347,7 +349,7 @@ static void take_in(struct kvt_store *store, struct kvt_store_joining *joining,
         store->counts.recovered_bad++;
         return;
     }
-    entry = kvt_entry_get_fp(store, ns, f->fp);
+    entry = kvt_entry_get_fp(store, ns, f->fp, f->rank);
     if (entry == KVT_INDEX_NONE) {
         store->counts.recovered_no_room++;
         return;
