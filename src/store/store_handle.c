@@ -130,7 +130,8 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
         store->counts.bad_messages++;
         return KVT_E_INVAL;
     }
-    if (msg->op != KVT_OP_STAT && msg->op != KVT_OP_USAGE) /* who only watches does not keep the store from being idle */
+    /* Who only watches does not keep the store from being idle. */
+    if (msg->op != KVT_OP_STAT && msg->op != KVT_OP_USAGE)
         store->last_message_ns = kvt_store_now(store);
     handler = msg->op < KVT_ARRAY_LEN(handlers) ? &handlers[msg->op] : NULL;
     if (!handler || !handler->handle || msg->count > KVT_MSG_KEYS_MAX) {
