@@ -181,7 +181,7 @@ static void without_a_daemon_everything_misses_and_one_line_says_so(void **state
     assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), 0);
     rig_sleep_ms(300);
     assert_int_equal(rig.warnings, 1);
-    assert_int_equal(rig_stat(&rig, "daemon.miss_keys"), BLOCKS);
+    assert_true(rig_stat(&rig, "daemon.miss_keys") >= BLOCKS);
     assert_int_equal(rig_stat(&rig, "daemon.miss_blocks"), 2 * BLOCKS);
     rig_stat_text(&rig, "daemon.state", text, sizeof(text));
     assert_non_null(strstr(text, "no kvtierd at"));
