@@ -26,6 +26,8 @@
 #ifndef KVT_STORE_SLOTS_H
 #define KVT_STORE_SLOTS_H
 
+#include <assert.h>
+
 #include "format/record.h"
 #include "store/arena.h"
 
@@ -43,7 +45,7 @@ enum kvt_slot_state {
 };
 
 /* Which list the slot's links belong to. */
-enum kvt_slot_queue { KVT_QUEUE_NONE = 0, KVT_QUEUE_SMALL, KVT_QUEUE_MAIN, KVT_QUEUE_WRITE };
+enum kvt_slot_queue { KVT_QUEUE_NONE = 0, KVT_QUEUE_CACHE, KVT_QUEUE_WRITE };
 
 /* How a VALID record stands towards the disk. */
 enum kvt_slot_write {
@@ -68,19 +70,24 @@ struct kvt_slot {
     uint32_t waiters; /* first load item that waits for this READING slot */
     uint32_t queue_prev, queue_next;
     uint32_t ticket; /* order of queueing for the disk */
+    uint32_t due;    /* policy.h: the epoch in which it leaves if nobody asks for it again */
+    uint16_t bucket; /* while queued to leave */
     uint8_t state;
     uint8_t map;
-    uint8_t queue;      /* enum kvt_slot_queue */
-    uint8_t chosen;     /* eviction class while VALID in the cache region: SMALL or MAIN */
-    uint8_t write;      /* enum kvt_slot_write */
-    uint8_t replace;    /* enum kvt_replace of the ALLOC, for its COMMIT */
-    uint8_t staged : 1; /* a store took it from the staging region */
-    uint8_t policy : 2; /* enum kvt_write of the ALLOC, never DEFAULT */
-    uint8_t at_end : 1; /* written because it is next to leave: back to the old end of its queue */
-    uint8_t purged : 1; /* while its write was in flight: what lands is erased */
-    uint8_t filler : 1; /* a client holds it to fill it: FILLING, or DOOMED by a purge meanwhile */
+    uint8_t queue;       /* enum kvt_slot_queue */
+    uint8_t write;       /* enum kvt_slot_write */
+    uint8_t replace : 2; /* enum kvt_replace of the ALLOC, for its COMMIT */
+    uint8_t staged : 1;  /* a store took it from the staging region */
+    uint8_t policy : 2;  /* enum kvt_write of the ALLOC, never DEFAULT */
+    uint8_t at_end : 1;  /* written because it is next to leave: back to the old end of its queue */
+    uint8_t purged : 1;  /* while its write was in flight: what lands is erased */
+    uint8_t filler : 1;  /* a client holds it to fill it: FILLING, or DOOMED by a purge meanwhile */
     uint8_t older_map : 4; /* of the record on disk, where the entry says `older` */
+    uint8_t cached : 1;    /* VALID in the cache region: the policy's */
+    uint8_t had_child : 1; /* its prompt goes on, or went on, behind it */
 };
+
+static_assert(sizeof(struct kvt_slot) == 120, "one for each run of the arena");
 
 struct kvt_slot_list {
     uint32_t head; /* newest */

@@ -256,7 +256,7 @@ struct kvt_store {
     uint32_t unsaved;      /* slots that hold the only copy, not queued for the disk */
     uint32_t idle_waiting; /* of them, those to be written when the store is idle */
     uint32_t idle_cursor;
-    struct kvt_ahead ahead[2]; /* over the policy's small and main list */
+    struct kvt_ahead ahead; /* in the policy's order */
     int64_t last_message_ns;
     int64_t write_retry_ns;
 

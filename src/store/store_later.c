@@ -125,11 +125,11 @@ static void set_place(const struct kvt_store *store, uint32_t slot, uint32_t *at
     *life = slot == KVT_SLOT_NONE ? 0 : kvt_slot_at(&store->slots, slot)->generation;
 }
 
-/* Begin with the chain whose end stands at `slot` of a list. Blocks that are queued leave the list:
- * its neighbour is noted first. */
+/* Begin with the chain that ends in `slot`. Blocks that are queued leave the policy's order: the
+ * one after it is noted first. */
 static void begin_chain(const struct kvt_store *store, struct kvt_ahead *pass, uint32_t slot)
 {
-    uint32_t next = slot == KVT_SLOT_NONE ? slot : kvt_slot_at(&store->slots, slot)->queue_prev;
+    uint32_t next = slot == KVT_SLOT_NONE ? slot : kvt_policy_after(&store->policy, slot);
 
     set_place(store, slot, &pass->at, &pass->at_life);
     set_place(store, next, &pass->next, &pass->next_life);
@@ -143,21 +143,20 @@ static uint32_t parent_slot(const struct kvt_store *store, const struct kvt_slot
     return parent == KVT_INDEX_NONE ? KVT_SLOT_NONE : kvt_index_at(&store->index, parent)->slot;
 }
 
-static bool in_list(const struct kvt_store *store, uint32_t slot, uint32_t life, uint8_t queue)
+static bool may_leave(const struct kvt_store *store, uint32_t slot, uint32_t life)
 {
     return kvt_slots_alive(&store->slots, slot, life) &&
-           kvt_slot_at(&store->slots, slot)->queue == queue;
+           kvt_slot_at(&store->slots, slot)->queue == KVT_QUEUE_CACHE;
 }
 
 /* Go on with a pass: queue what is unsaved among the next `bytes` to leave. It stands where it
  * stopped, so that a long chain is looked at to its end in several runs. */
-static enum ahead_end go_ahead(struct kvt_store *store, struct kvt_ahead *pass, uint8_t queue,
-                               uint64_t bytes)
+static enum ahead_end go_ahead(struct kvt_store *store, struct kvt_ahead *pass, uint64_t bytes)
 {
     for (uint32_t steps = 0; steps < AHEAD_STEPS; steps++) {
         struct kvt_slot *s;
 
-        if (pass->at == KVT_SLOT_NONE && in_list(store, pass->next, pass->next_life, queue))
+        if (pass->at == KVT_SLOT_NONE && may_leave(store, pass->next, pass->next_life))
             begin_chain(store, pass, pass->next);
         if (pass->seen_bytes >= bytes || !kvt_slots_alive(&store->slots, pass->at, pass->at_life))
             return AHEAD_DONE;
@@ -165,8 +164,10 @@ static enum ahead_end go_ahead(struct kvt_store *store, struct kvt_ahead *pass, 
         if (s->state == KVT_SLOT_VALID && unsaved(s)) {
             if (!kvt_writes_room(store, pass->at))
                 return AHEAD_FULL;
-            s->at_end = 1;
-            (void)kvt_writes_queue(store, pass->at, false);
+            if (kvt_admit_ask(store, pass->at)) {
+                s->at_end = 1;
+                (void)kvt_writes_queue(store, pass->at, false);
+            }
         }
         pass->seen_bytes += s->record_bytes;
         set_place(store, parent_slot(store, s), &pass->at, &pass->at_life);
@@ -174,20 +175,20 @@ static enum ahead_end go_ahead(struct kvt_store *store, struct kvt_ahead *pass, 
     return AHEAD_MORE;
 }
 
-/* The next blocks to leave from a list, and their chains. A new pass begins only when something has
+/* The next blocks to leave, and their chains. A new pass begins only when something has
  * changed since the last one. Returns whether it wants to go on. */
-static bool save_ahead(struct kvt_store *store, struct kvt_ahead *pass,
-                       const struct kvt_slot_list *list, uint8_t queue, uint64_t bytes)
+static bool save_ahead(struct kvt_store *store, uint64_t bytes)
 {
+    struct kvt_ahead *pass = &store->ahead;
     enum ahead_end end;
 
     if (!kvt_slots_alive(&store->slots, pass->at, pass->at_life)) {
         if (pass->unsaved == store->unsaved && pass->evicted == store->counts.evict_dram_blocks)
             return false;
-        begin_chain(store, pass, list->tail);
+        begin_chain(store, pass, kvt_policy_first(&store->policy));
         pass->seen_bytes = 0;
     }
-    end = go_ahead(store, pass, queue, bytes);
+    end = go_ahead(store, pass, bytes);
     if (end == AHEAD_DONE) {
         set_place(store, KVT_SLOT_NONE, &pass->at, &pass->at_life);
         pass->unsaved = store->unsaved;
@@ -227,19 +228,14 @@ static int64_t idle_turn(struct kvt_store *store, int64_t now)
 int64_t kvt_later_run(struct kvt_store *store)
 {
     const struct kvt_region *region = &store->slots.arena.regions[KVT_REGION_CACHE];
-    struct kvt_policy *policy = &store->policy;
     uint64_t share = region->pages / WRITE_AHEAD;
     int64_t now = kvt_store_now(store), next;
     bool more = false;
 
     if (!store->disk_count || !store->unsaved)
         return INT64_MAX;
-    if (region->free_pages < share) {
-        uint64_t bytes = share * KVT_PAGE_BYTES;
-
-        more = save_ahead(store, &store->ahead[0], &policy->small_list, KVT_QUEUE_SMALL, bytes);
-        more |= save_ahead(store, &store->ahead[1], &policy->main_list, KVT_QUEUE_MAIN, bytes);
-    }
+    if (region->free_pages < share)
+        more = save_ahead(store, share * KVT_PAGE_BYTES);
     next = idle_turn(store, now);
     return more ? KVT_MIN(next, now + AHEAD_PAUSE_NS) : next;
 }

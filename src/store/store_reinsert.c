@@ -4,10 +4,11 @@
  *   IDLE    the log names the segment that goes next -> its entries that were hit, by place
  *   READING records come into the buffer, each is verified whole
  *   WRITING they are appended like new ones; each that is on disk changes its entry's place
- *           -> the next ones, until half a segment has been moved -> the log may have the segment
+ *           -> the next ones, until seven eighths of a segment have been moved -> the log may have
+ * the segment
  *
  * Rules
- *  1. At most half a segment's worth of each segment, parents first (places rise along a chain).
+ *  1. At most seven eighths of each segment, parents first (places rise along a chain).
  *     What was moved must be hit again to be moved again.
  *  2. A moved record keeps its bytes and with them its sequence: where a crash leaves both copies,
  *     recovery takes the one in the younger segment, and if that is torn, the old one. The log
@@ -28,6 +29,7 @@
 
 #define ITEMS 64u               /* records moved at a time */
 #define BUFFER_BYTES (1u << 20) /* or one record, if that is longer */
+#define KEEP_NEW 8u             /* an eighth of each segment is for what is new, at least */
 #define SEGMENTS_PER_RUN 4u     /* without hits: nothing to move */
 
 enum drain_state { DRAIN_IDLE, DRAIN_READING, DRAIN_READ, DRAIN_WRITING };
@@ -129,7 +131,7 @@ static bool begin(struct kvt_store_disk *disk, uint32_t segment)
 
     drain->segment = segment;
     drain->next_page = 1;
-    drain->budget_pages = drain->pages / 2;
+    drain->budget_pages = drain->pages - drain->pages / KEEP_NEW;
     drain->lost = false;
     memset(drain->entries, 0xff, drain->pages * sizeof(*drain->entries));
     for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;

@@ -18,6 +18,7 @@ static void evict(struct kvt_store *store, uint32_t slot)
     uint32_t entry = kvt_slot_at(&store->slots, slot)->entry;
 
     store->counts.evict_dram_blocks++;
+    kvt_policy_evicted(&store->policy, slot);
     kvt_writes_lost(store, slot);
     if (!kvt_index_at(&store->index, entry)->on_disk) /* nor an older record of it */
         store->counts.evict_dram_lost++;
@@ -42,7 +43,7 @@ static uint32_t cost_of(const struct kvt_store *store, uint32_t run, bool lossle
     if (store->slots.arena.runs[run].state == KVT_RUN_FREE)
         return 0;
     s = kvt_slot_at(&store->slots, run);
-    if (s->queue != KVT_QUEUE_SMALL && s->queue != KVT_QUEUE_MAIN)
+    if (s->queue != KVT_QUEUE_CACHE)
         return UINT32_MAX;
     if (store->disk_count && kvt_write_unsaved(store, run))
         return lossless ? UINT32_MAX : 2u + KVT_INDEX_FREQ_MAX;
