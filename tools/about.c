@@ -36,17 +36,17 @@ static const struct kvt_about abouts[] = {
      "9000 --traffic 500\nkvtier plan --example"},
     {"replay",
      "Sends a trace of requests through the store itself, with a drive in memory and the trace's "
-     "own "
-     "clock, and says what would have been found, where, and what that would have meant: time to "
-     "the "
-     "first token with kvtier's plan, computing everything, and loading everything; GPU seconds "
-     "saved; bytes written. Records are one page each and caps are scaled alike: the store never "
-     "looks into a payload. Times are computed for each request alone, from the rates given. A "
-     "line "
-     "of the trace is a JSON object with timestamp (ms), input_length (tokens) and hash_ids, one "
-     "for "
-     "each block of 512 tokens, standing for it and all before it.",
-     "kvtier replay --trace requests.jsonl --dram 64GiB --disk 2TB\nkvtier replay --generate 5000"},
+     "own clock, and says what would have been found, where, and what that would have meant: time "
+     "to the first token with kvtier's plan, computing everything, and loading everything; GPU "
+     "seconds saved; bytes written; whether it would have paid, and with which of the sizes given. "
+     "Records are one page each and caps are scaled alike: the store never looks into a payload. "
+     "Requests wait for engines, and loads for their drive; the plan has to find the rates out. A "
+     "line of the trace is a JSON object with timestamp (ms), input_length (tokens) and hash_ids, "
+     "one for each block of 512 tokens, standing for it and all before it; the option \"trace\" of "
+     "the library records such lines.",
+     "kvtier replay --trace requests.jsonl --dram 64GiB --disk 2TB\n"
+     "kvtier replay --trace requests.jsonl --dram 50GB,200GB --disk none,2TB,8TB\n"
+     "kvtier replay --generate 5000 --sweep"},
     {"stat",
      "Answers an operator's three questions about a store directory: is it working (who owns it, "
      "what it holds, how full it is), is it paying (hits by tier, bytes saved), is my data safe "

@@ -1,12 +1,14 @@
-/* kvtier replay: would it have paid?
+/* kvtier replay: would it have paid, and with which sizes?
  *
- * A trace of requests goes through the production store (index, eviction, log) with a drive in
- * memory and the trace's own clock: what it would have found, and where. Times are computed, not
- * measured: each request alone, by the rates given, with what kvt_plan() would have done, beside
- * computing everything and loading everything.
- * Threads: one. Does not model requests that wait for each other.
+ * A trace of requests goes through the production store (index, eviction, admission, log) with a
+ * drive in memory and the trace's own clock: what it would have found, and where. Then a queue of
+ * these requests before engines with rates that the plan has to find out: when each first token
+ * would have come, beside computing everything and loading everything.
+ * Threads: one. Does not model decoding: engines here compute prompts.
  */
+#include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,293 +18,455 @@
 #include "cli.h"
 #include "commands.h"
 #include "kvtier/error.h"
-#include "plan/decide.h"
 #include "plan_data.h"
-#include "replay_store.h"
-#include "replay_trace.h"
+#include "replay_report.h"
 
 #define COMMAND "replay"
 #define GENERATE_SEED 20261129u
-#define DAY_MS 86400000.0
 #define DRAM_LATENCY_S 0.0001
 #define DISK_LATENCY_S 0.001
+#define CASES_MAX 512u
+#define DISK_BLOCKS_MIN 1024u
+#define LIST_MAX 32u
+#define BUCKET_DAYS (0.5 / 24)
+#define ENGINES_BUSY 0.8     /* without a cache, of those that are counted out by themselves */
+#define PREFILL_ASSUMED 1e-4 /* seconds a token, where the data has no rate of the model */
 
 struct replay {
-    const char *trace_path, *dram_text, *model_name;
-    uint64_t disk_bytes, dram_rate, disk_rate;
-    int64_t prefill_rate, generate;
-    int json;
+    const char *trace_path, *dram_text, *disk_text, *model_name, *admission_text, *data_path;
+    const char *priors_text, *engine_hour_text, *budget_text, *share_text, *years_text;
+    uint64_t dram_rate, disk_rate;
+    int64_t prefill_rate, generate, engines, jitter;
+    int json, sweep, curve;
+    uint64_t dram[LIST_MAX], disk[LIST_MAX];
+    int admission[LIST_MAX];
+    size_t dram_count, disk_count, admission_count;
+    double budget, share;
     struct replay_trace trace;
-    double block_bytes;
-    uint64_t dram_blocks, disk_blocks;
-    struct kvt_prefill prefill;
-    struct kvt_tier_model tiers[KVT_PLAN_TIERS];
-    struct kvt_plan_models models;
-    uint64_t hit_dram, hit_disk, written;
-    double gpu_saved_s;
-    double *ttft[3]; /* of each request: kvtier, recompute, always_load */
+    struct replay_base base;
+    struct replay_case cases[CASES_MAX];
+    struct replay_result results[CASES_MAX];
+    size_t count;
 };
 
-static const char *const ways[3] = {"kvtier", "recompute", "always_load"};
+/* ---- the cases ------------------------------------------------------------------------------- */
 
-/* What the request takes, three ways. The planner knows the rates: it is about the trace. */
-static int price(struct replay *r, size_t i, const struct replay_hits *hits)
+static int add_case(struct replay *r, uint64_t dram, uint64_t disk,
+                    struct replay_admission admission)
 {
-    const struct replay_request *request = &r->trace.requests[i];
-    uint32_t usable = (request->tokens - 1) / REPLAY_BLOCK_TOKENS;
-    uint32_t dram = KVT_MIN(hits->dram, usable);
-    uint32_t disk = KVT_MIN(hits->disk, usable - dram);
-    struct kvt_decide query = {.run_count = dram + disk > 0,
-                               .block_tokens = REPLAY_BLOCK_TOKENS,
-                               .prompt_tokens = request->tokens,
-                               .block_bytes = r->block_bytes,
-                               .cut = KVT_PLAN_CUT_NONE};
-    struct kvt_plan plan = {.struct_size = sizeof(plan)};
-
-    /* what is loaded from disk comes in between as often as behind: one run of both */
-    query.runs[0] = (struct kvt_plan_run){
-        .blocks = dram + disk, .by_tier = {[KVT_TIER_DRAM] = dram, [KVT_TIER_DISK] = disk}};
-    int rc = kvt_decide(&query, &r->models, &plan);
-    r->ttft[0][i] = plan.ttft_s;
-    r->ttft[1][i] = plan.recompute_s;
-    r->ttft[2][i] = dram + disk > 0 ? plan.load_all_s : plan.recompute_s;
-    r->gpu_saved_s += plan.recompute_s - plan.gpu_s;
-    return rc;
-}
-
-static int run_all(struct replay *r)
-{
-    struct replay_store *store;
-    struct kvt_progress progress;
-    int rc = replay_store_open(r->dram_blocks, r->disk_blocks, &store);
-
-    kvt_progress_start(&progress, "replaying");
-    for (size_t i = 0; i < r->trace.count && !rc; i++) {
-        const struct replay_request *request = &r->trace.requests[i];
-        struct replay_hits hits;
-        rc = replay_store_prompt(store, request->at_ms, request->ids, request->count, &hits);
-        r->hit_dram += hits.dram;
-        r->hit_disk += hits.disk;
-        if (!rc)
-            rc = price(r, i, &hits);
-        if (!rc && kvt_cli_interrupted())
-            rc = KVT_E_CANCELED;
-        kvt_progress_update(&progress, i, r->trace.count);
-    }
-    kvt_progress_done(&progress);
+    if (r->count == CASES_MAX)
+        return KVT_E_LIMIT;
+    if (disk && replay_case_blocks(&r->base, disk) < DISK_BLOCKS_MIN)
+        return KVT_E_TOO_SMALL;
+    r->cases[r->count] = (struct replay_case){dram, disk, admission};
+    int rc = replay_case_run(&r->base, &r->cases[r->count], &r->results[r->count]);
     if (!rc)
-        r->written = replay_store_written(store);
-    replay_store_close(store);
+        r->count++;
     return rc;
 }
 
-/* ---- output -------------------------------------------------------------------------------- */
-
-static int by_value(const void *a, const void *b)
+/* A budget of drive writes a day, in blocks. */
+static uint64_t budget_blocks(const struct replay *r, uint64_t disk)
 {
-    double x = *(const double *)a, y = *(const double *)b;
+    double blocks = r->budget * (double)replay_case_blocks(&r->base, disk);
 
-    return (x > y) - (x < y);
+    return blocks > 0 ? (uint64_t)fmax(blocks, 1) : 0;
 }
 
-struct spread {
-    double p50, p99, mean;
-};
-
-static struct spread spread_ms(double *values, size_t n)
+static int run_lists(struct replay *r)
 {
-    struct spread out = {0, 0, 0};
+    int rc = 0;
 
-    qsort(values, n, sizeof(*values), by_value);
-    for (size_t i = 0; i < n; i++)
-        out.mean += values[i] * 1e3 / (double)n;
-    out.p50 = values[n / 2] * 1e3;
-    out.p99 = values[n * 99 / 100] * 1e3;
-    return out;
-}
-
-static double writes_a_day(const struct replay *r)
-{
-    double days = (double)r->trace.requests[r->trace.count - 1].at_ms / DAY_MS;
-
-    return days > 0 && r->disk_blocks > 0 ? (double)r->written / (double)r->disk_blocks / days : 0;
-}
-
-static int print_json(struct replay *r)
-{
-    double all = r->trace.blocks ? (double)r->trace.blocks : 1;
-    json_t *ttft = json_object();
-
-    for (size_t i = 0; i < 3; i++) {
-        struct spread ms = spread_ms(r->ttft[i], r->trace.count);
-        json_object_set_new(
-            ttft, ways[i],
-            json_pack("{s:f, s:f, s:f}", "p50", ms.p50, "p99", ms.p99, "mean", ms.mean));
+    for (size_t i = 0; i < r->dram_count && !rc; i++) {
+        for (size_t j = 0; j < r->disk_count && !rc; j++) {
+            size_t policies = r->disk[j] ? r->admission_count : 1;
+            for (size_t k = 0; k < policies && !rc; k++) {
+                struct replay_admission admission = {.policy = r->disk[j] ? r->admission[k] : 0};
+                if (admission.policy == KVT_ADMIT_RANDOM)
+                    admission.share = r->share;
+                admission.blocks_per_day = r->disk[j] ? budget_blocks(r, r->disk[j]) : 0;
+                rc = add_case(r, r->dram[i], r->disk[j], admission);
+            }
+        }
     }
-    return kvt_cli_json(
-        json_pack("{s:s, s:I, s:I, s:{s:f, s:f, s:f}, s:o, s:f, s:f, s:f, s:I}", "scaled",
-                  "records of one page, caps scaled by the same factor", "requests",
-                  (json_int_t)r->trace.count, "blocks", (json_int_t)r->trace.blocks, "hit_ratio",
-                  "dram", (double)r->hit_dram / all, "disk", (double)r->hit_disk / all, "total",
-                  (double)(r->hit_dram + r->hit_disk) / all, "ttft_ms", ttft, "gpu_seconds_saved",
-                  r->gpu_saved_s, "bytes_written", (double)r->written * r->block_bytes, "dwpd",
-                  writes_a_day(r), "reordered", (json_int_t)r->trace.reordered));
+    return rc;
 }
 
-static void print_text(struct replay *r)
+/* Shares of what the trace has in different blocks. */
+static void sweep_sizes(struct replay *r)
 {
-    double all = r->trace.blocks ? (double)r->trace.blocks : 1;
-    char bytes[32];
+    static const double dram[] = {0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1};
+    static const double disk[] = {0, 0.1, 0.2, 0.5, 1};
+    double all = (double)r->trace.distinct * r->base.world.block_bytes;
 
-    printf("simulated: records of one page with caps scaled by the same factor, times computed\n");
-    printf("%zu requests, %" PRIu64 " blocks of %u tokens, %" PRIu64 " different\n", r->trace.count,
-           r->trace.blocks, REPLAY_BLOCK_TOKENS, r->trace.distinct);
-    if (r->trace.reordered)
-        printf("note: %" PRIu64 " requests stood before an earlier one\n", r->trace.reordered);
-    printf("hits          %.1f %%: DRAM %.1f %%, disk %.1f %%\n",
-           100 * (double)(r->hit_dram + r->hit_disk) / all, 100 * (double)r->hit_dram / all,
-           100 * (double)r->hit_disk / all);
-    for (size_t i = 0; i < 3; i++) {
-        struct spread ms = spread_ms(r->ttft[i], r->trace.count);
-        printf("%-12s  first token after %.0f ms (p50), %.0f ms (p99), %.0f ms (mean)\n", ways[i],
-               ms.p50, ms.p99, ms.mean);
+    r->dram_count = KVT_ARRAY_LEN(dram);
+    for (size_t i = 0; i < KVT_ARRAY_LEN(dram); i++)
+        r->dram[i] = (uint64_t)(dram[i] * all);
+    r->disk_count = 0;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(disk); i++)
+        if (disk[i] == 0 || disk[i] * (double)r->trace.distinct > DISK_BLOCKS_MIN)
+            r->disk[r->disk_count++] = (uint64_t)(disk[i] * all);
+}
+
+/* Hits against bytes written: every policy, value with budgets, random admission of shares that
+ * write as much. A budget's bucket holds half an hour's bytes when it begins. */
+static int run_curve(struct replay *r)
+{
+    static const double budgets[] = {0.125, 0.25, 0.5, 0.75};
+    static const double shares[] = {0.5, 0.9, 0.95, 0.97, 0.99};
+    uint64_t dram = r->dram[0], disk = r->disk[0];
+    int rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_ALL});
+    double all = rc ? 0 : (double)r->results[0].written;
+    double days = replay_days(&r->trace) + BUCKET_DAYS;
+
+    if (!rc)
+        rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_SECOND});
+    for (size_t i = 0; i < KVT_ARRAY_LEN(budgets) && !rc; i++) {
+        struct replay_admission value = {.policy = KVT_ADMIT_VALUE};
+        value.blocks_per_day = (uint64_t)fmax(budgets[i] * all / days, 1);
+        rc = add_case(r, dram, disk, value);
     }
-    printf("GPU           %.0f s saved\n", r->gpu_saved_s);
-    if (r->disk_blocks)
-        printf("written       %s, %.2f drive writes a day\n",
-               kvt_human_bytes((uint64_t)((double)r->written * r->block_bytes), bytes),
-               writes_a_day(r));
+    for (size_t i = 0; i < KVT_ARRAY_LEN(shares) && !rc; i++)
+        rc = add_case(r, dram, disk,
+                      (struct replay_admission){.policy = KVT_ADMIT_RANDOM, .share = shares[i]});
+    return rc;
 }
 
-/* ---- input --------------------------------------------------------------------------------- */
+/* ---- input ----------------------------------------------------------------------------------- */
 
-static int gather(struct replay *r, char *error, size_t len)
+/* A plain decimal above 0. */
+static int take_decimal(const char *name, const char *text, double max, double *out, char *error,
+                        size_t len)
 {
-    struct plan_model model;
+    char *end;
+    double value;
+
+    errno = 0;
+    value = strtod(text, &end);
+    if (*end == '\0' && end != text && !errno && isfinite(value) && value > 0 && value <= max &&
+        strspn(text, "0123456789.") == strlen(text)) {
+        *out = value;
+        return 0;
+    }
+    snprintf(error, len, "--%s: '%.40s' is no number above 0, up to %g", name, text, max);
+    return -1;
+}
+
+/* The next word of a list with commas; NULL: none is left. */
+static char *next_word(char **rest)
+{
+    char *word = *rest;
+
+    if (!word)
+        return NULL;
+    char *comma = strchr(word, ',');
+    if (comma)
+        *comma++ = '\0';
+    *rest = comma;
+    return word;
+}
+
+static int take_sizes(const char *name, const char *text, const char *special, uint64_t meaning,
+                      uint64_t *out, size_t *count, char *error, size_t len)
+{
+    char words[1024], *rest = words, *word;
+
+    *count = 0;
+    snprintf(words, sizeof(words), "%s", text);
+    while ((word = next_word(&rest))) {
+        if (*count == LIST_MAX) {
+            snprintf(error, len, "--%s: at most %u sizes", name, LIST_MAX);
+            return -1;
+        }
+        if (!strcmp(word, special))
+            out[*count] = meaning;
+        else if (kvt_parse_size(word, &out[*count]) || (out[*count] == 0 && meaning != 0)) {
+            snprintf(error, len, "--%s: '%.40s' is no size, nor %s", name, word, special);
+            return -1;
+        }
+        ++*count;
+    }
+    return 0;
+}
+
+static int take_admission(struct replay *r, char *error, size_t len)
+{
+    static const char *const names[] = {"all", "second_use", "value", "random"};
+    char words[256], *rest = words, *word;
+
+    snprintf(words, sizeof(words), "%s", r->admission_text);
+    while ((word = next_word(&rest)) && r->admission_count < LIST_MAX) {
+        int policy = 0;
+        while (policy <= KVT_ADMIT_RANDOM && strcmp(word, replay_admission_name(policy)) != 0)
+            policy++;
+        if (policy > KVT_ADMIT_RANDOM) {
+            const char *nearest = kvt_nearest(word, names, KVT_ARRAY_LEN(names));
+            snprintf(error, len,
+                     "--admission: '%.40s' is not one of all, second_use, value, random%s%s%s",
+                     word, nearest ? "; did you mean '" : "", nearest ? nearest : "",
+                     nearest ? "'?" : "");
+            return -1;
+        }
+        r->admission[r->admission_count++] = policy;
+    }
+    return 0;
+}
+
+/* Prices of tiers and rates of the model, from the data of `kvtier plan`. */
+static int take_data(struct replay *r, struct plan_model *model, char *error, size_t len)
+{
+    struct replay_prices *prices = &r->base.prices;
+    struct replay_world *world = &r->base.world;
     double bytes[PLAN_LEVELS];
-    uint64_t dram = 0;
-    json_t *data = plan_data_load(NULL, error, len);
-    int rc = data ? plan_data_model(data, r->model_name, &model, error, len) : -1;
+    json_t *data = plan_data_load(r->data_path, error, len);
+    int rc = data ? plan_data_model(data, r->model_name, model, error, len) : -1;
+    struct plan_tier tier;
 
-    json_decref(data);
-    if (rc || plan_token_bytes(&model, REPLAY_BLOCK_TOKENS, bytes))
-        return -1;
-    r->block_bytes = bytes[KVT_LEVEL_KV4] * REPLAY_BLOCK_TOKENS;
-    int unlimited = !strcmp(r->dram_text, "unlimited");
-    if (!unlimited && kvt_parse_size(r->dram_text, &dram)) {
-        snprintf(error, len, "--dram: '%.40s' is no size, nor unlimited", r->dram_text);
-        return -1;
+    for (size_t i = 0; !rc && !(rc = plan_data_tier(data, i, &tier, error, len)); i++) {
+        if (!strncmp(tier.name, "dram", 4) && !(prices->dram_gb > 0))
+            prices->dram_gb = tier.usd_per_gb;
+        if (!strncmp(tier.name, "nvme-gen4", 9)) {
+            prices->disk_gb = tier.usd_per_gb;
+            prices->disk_dwpd = tier.dwpd;
+            prices->disk_years = tier.years;
+        }
     }
-    rc = r->generate ? replay_trace_make(&r->trace, GENERATE_SEED, (size_t)r->generate)
-                     : replay_trace_read(&r->trace, r->trace_path, error, len);
+    rc = rc == 1 ? 0 : rc;
+    if (!rc && r->prefill_rate) {
+        world->prefill_a = 1 / (double)r->prefill_rate;
+    } else if (!rc &&
+               plan_data_prefill(data, model->first_name, &world->prefill_a, &world->prefill_b)) {
+        world->prefill_a = PREFILL_ASSUMED;
+        world->prefill_b = 0;
+    }
+    json_decref(data);
+    if (!rc && plan_token_bytes(model, KVT_TILE_TOKENS, bytes)) {
+        snprintf(error, len, "model %.60s has no record", model->name);
+        rc = -1;
+    }
+    world->block_bytes = rc ? 0 : bytes[KVT_LEVEL_KV4] * r->trace.block_tokens;
+    return rc;
+}
+
+static int take_numbers(struct replay *r, char *error, size_t len)
+{
+    struct replay_base *base = &r->base;
+    int rc = take_decimal("priors", r->priors_text, 1000, &base->planner.priors, error, len);
+
+    if (!rc)
+        rc = take_decimal("engine-hour", r->engine_hour_text, 1e6, &base->prices.engine_hour, error,
+                          len);
+    if (!rc)
+        rc = take_decimal("years", r->years_text, 100, &base->prices.years, error, len);
+    if (!rc && r->budget_text)
+        rc = take_decimal("budget", r->budget_text, 1e6, &r->budget, error, len);
+    if (!rc)
+        rc = take_decimal("share", r->share_text, 100, &r->share, error, len);
+    r->share /= 100;
+    if (!rc)
+        rc = take_sizes("dram", r->dram_text, "unlimited", REPLAY_UNLIMITED, r->dram,
+                        &r->dram_count, error, len);
+    if (!rc)
+        rc = take_sizes("disk", r->disk_text, "none", 0, r->disk, &r->disk_count, error, len);
+    return rc ? rc : take_admission(r, error, len);
+}
+
+/* 0, or a sentence in error. */
+static int gather(struct replay *r, struct plan_model *model, char *error, size_t len)
+{
+    struct replay_world *world = &r->base.world;
+    int rc = r->generate ? replay_trace_make(&r->trace, GENERATE_SEED, (size_t)r->generate)
+                         : replay_trace_read(&r->trace, r->trace_path, error, len);
+
+    if (!rc)
+        rc = take_data(r, model, error, len);
     if (rc)
         return rc;
-    /* some more than needed: what is unlimited must not be evicted for want of a free page */
-    r->dram_blocks = unlimited ? r->trace.distinct + r->trace.distinct / 16 + 4096
-                               : (uint64_t)((double)dram / r->block_bytes);
-    r->disk_blocks = (uint64_t)((double)r->disk_bytes / r->block_bytes);
-    for (size_t i = 0; i < 3 && !rc; i++)
-        rc = (r->ttft[i] = calloc(r->trace.count, sizeof(double))) ? 0 : -1;
-    if (!kvt_prefill_init(&r->prefill, 1 / (double)r->prefill_rate, 0) ||
-        !kvt_tier_init(&r->tiers[KVT_TIER_DRAM], DRAM_LATENCY_S, (double)r->dram_rate) ||
-        !kvt_tier_init(&r->tiers[KVT_TIER_DISK], DISK_LATENCY_S, (double)r->disk_rate))
-        rc = -1;
-    r->prefill.fixed = true;
-    r->models.prefill = &r->prefill;
-    for (uint32_t t = KVT_TIER_DRAM; t <= KVT_TIER_DISK; t++) {
-        r->tiers[t].fixed = true;
-        r->models.tiers[t] = &r->tiers[t];
-    }
-    return rc;
+    world->latency_s[KVT_TIER_DRAM] = DRAM_LATENCY_S;
+    world->latency_s[KVT_TIER_DISK] = DISK_LATENCY_S;
+    world->rate[KVT_TIER_DRAM] = (double)r->dram_rate;
+    world->rate[KVT_TIER_DISK] = (double)r->disk_rate;
+    world->jitter = (double)r->jitter / 100;
+    world->seed = GENERATE_SEED;
+    world->engines =
+        r->engines ? (uint32_t)r->engines : replay_engines(&r->trace, world, ENGINES_BUSY);
+    r->base.planner.lambda = 1;
+    r->base.trace = &r->trace;
+    if (r->sweep)
+        sweep_sizes(r);
+    return 0;
 }
 
 static int replay(struct replay *r)
 {
     char error[512] = "no memory";
+    struct plan_model model;
     int code = KVT_EXIT_PROBLEM;
 
-    if (gather(r, error, sizeof(error))) {
+    if (gather(r, &model, error, sizeof(error))) {
         kvt_cli_error(COMMAND, "%s", error);
     } else {
-        int rc = run_all(r);
+        int rc = r->curve ? run_curve(r) : run_lists(r);
+        struct replay_report report = {.base = &r->base,
+                                       .model = model.name,
+                                       .cases = r->cases,
+                                       .results = r->results,
+                                       .count = r->count,
+                                       .table = r->count > 1};
         if (rc == KVT_E_TOO_SMALL || rc == KVT_E_CONFIG_VALUE)
-            kvt_cli_error(COMMAND, "--disk: too small: %s", kvt_strerror(rc));
+            kvt_cli_error(COMMAND, "--disk: too small: give it %u blocks of %.1f MB at least",
+                          DISK_BLOCKS_MIN, r->base.world.block_bytes * 1e-6);
         else if (rc)
-            kvt_cli_error(COMMAND, "%s", kvt_strerror(rc));
+            kvt_cli_error(COMMAND, "%s", rc == -1 ? "no memory" : kvt_strerror(rc));
         else if (r->json)
-            code = print_json(r);
+            code = replay_report_json(&report);
         else {
-            print_text(r);
+            replay_report_text(&report);
             code = KVT_EXIT_OK;
         }
     }
-    for (size_t i = 0; i < 3; i++)
-        free(r->ttft[i]);
     replay_trace_free(&r->trace);
     return code;
 }
 
+/* What cannot be together; 0: nothing. */
+static int check_together(struct replay *r)
+{
+    const char *wrong = NULL;
+
+    if (!r->trace_path == !r->generate)
+        wrong = "give either --trace FILE or --generate N";
+    else if (r->sweep && r->curve)
+        wrong = "give either --sweep or --curve";
+    else if (r->curve && (r->disk_count != 1 || r->dram_count != 1 || r->disk[0] == 0))
+        wrong = "--curve takes one --dram SIZE and one --disk SIZE";
+    else if (!r->curve && !r->sweep &&
+             r->dram_count * r->disk_count * r->admission_count > CASES_MAX)
+        wrong = "more than 512 combinations of sizes";
+    if (wrong)
+        kvt_cli_error(COMMAND, "%s", wrong);
+    return wrong ? KVT_EXIT_USAGE : 0;
+}
+
+static struct replay given; /* as the command line has it */
+
+static const struct kvt_cli_option options[] = {
+    {.name = "trace",
+     .metavar = "FILE",
+     .help = "lines of JSON: timestamp, input_length, hash_ids",
+     .text = &given.trace_path},
+    {.name = "generate",
+     .metavar = "N",
+     .help = "instead: a made trace of N requests",
+     .number = &given.generate,
+     .min = 1,
+     .max = 1000000},
+    {.name = "dram",
+     .metavar = "SIZES",
+     .help = "DRAM for blocks, or unlimited; several: 50GB,200GB",
+     .text = &given.dram_text},
+    {.name = "disk",
+     .metavar = "SIZES",
+     .help = "disk for blocks, or none; several: none,2TB,8TB",
+     .text = &given.disk_text},
+    {.name = "sweep", .help = "sizes of 1 to 100 % of the trace's blocks", .flag = &given.sweep},
+    {.name = "curve",
+     .help = "hits against bytes written, for every admission policy",
+     .flag = &given.curve},
+    {.name = "admission",
+     .metavar = "WORDS",
+     .help = "what goes to disk: all, second_use, value, random; several with commas (all)",
+     .text = &given.admission_text},
+    {.name = "budget",
+     .metavar = "N",
+     .help = "drive writes a day that may be written, 0.5 for one",
+     .text = &given.budget_text},
+    {.name = "share",
+     .metavar = "N",
+     .help = "per cent of the blocks that random takes (50)",
+     .text = &given.share_text},
+    {.name = "model",
+     .metavar = "NAME",
+     .help = "whose blocks (llama-3-70b), at kv4",
+     .text = &given.model_name},
+    {.name = "prefill",
+     .metavar = "N",
+     .help = "tokens a second that an engine computes (the data's, else 10000)",
+     .number = &given.prefill_rate,
+     .min = 1,
+     .max = 1000000000},
+    {.name = "engines",
+     .metavar = "N",
+     .help = "engines that take requests (as many as are 80 % busy without a cache)",
+     .number = &given.engines,
+     .min = 1,
+     .max = 4096},
+    {.name = "dram-rate",
+     .metavar = "SIZE",
+     .help = "bytes a second from DRAM to each engine (25GB)",
+     .size = &given.dram_rate,
+     .min = 1000000,
+     .max = INT64_MAX},
+    {.name = "disk-rate",
+     .metavar = "SIZE",
+     .help = "bytes a second from disk, for all of them (6.8GB)",
+     .size = &given.disk_rate,
+     .min = 1000000,
+     .max = INT64_MAX},
+    {.name = "priors",
+     .metavar = "N",
+     .help = "the plan begins with tiers N times too fast and computing N times too slow; "
+             "below 1: the other way (4)",
+     .text = &given.priors_text},
+    {.name = "jitter",
+     .metavar = "N",
+     .help = "per cent that times vary by, either way (20)",
+     .number = &given.jitter,
+     .min = 0,
+     .max = 90},
+    {.name = "engine-hour",
+     .metavar = "N",
+     .help = "dollars that an engine costs an hour (5)",
+     .text = &given.engine_hour_text},
+    {.name = "years",
+     .metavar = "N",
+     .help = "years over which DRAM and disk are written off (3)",
+     .text = &given.years_text},
+    {.name = "data",
+     .metavar = "FILE",
+     .help = "more models, rates and prices, as for 'kvtier plan'",
+     .text = &given.data_path},
+    {.name = "json", .help = "one JSON object", .flag = &given.json},
+};
+
 int kvt_cmd_replay(int argc, char **argv)
 {
-    struct replay r = {.dram_text = "unlimited",
-                       .model_name = "llama-3-70b",
-                       .prefill_rate = 10000,
-                       .dram_rate = 25000000000,
-                       .disk_rate = 6800000000};
-    const struct kvt_cli_option options[] = {
-        {.name = "trace",
-         .metavar = "FILE",
-         .help = "lines of JSON, see below",
-         .text = &r.trace_path},
-        {.name = "generate",
-         .metavar = "N",
-         .help = "instead: a made trace of N requests",
-         .number = &r.generate,
-         .min = 1,
-         .max = 1000000},
-        {.name = "dram",
-         .metavar = "SIZE",
-         .help = "DRAM for blocks, or unlimited",
-         .text = &r.dram_text},
-        {.name = "disk",
-         .metavar = "SIZE",
-         .help = "disk for blocks",
-         .size = &r.disk_bytes,
-         .min = 1,
-         .max = INT64_MAX},
-        {.name = "model",
-         .metavar = "NAME",
-         .help = "whose blocks (llama-3-70b), at kv4",
-         .text = &r.model_name},
-        {.name = "prefill",
-         .metavar = "N",
-         .help = "tokens a second computed (10000)",
-         .number = &r.prefill_rate,
-         .min = 1,
-         .max = 1000000000},
-        {.name = "dram-rate",
-         .metavar = "SIZE",
-         .help = "bytes a second from DRAM (25GB)",
-         .size = &r.dram_rate,
-         .min = 1000000,
-         .max = INT64_MAX},
-        {.name = "disk-rate",
-         .metavar = "SIZE",
-         .help = "bytes a second from disk (6.8GB)",
-         .size = &r.disk_rate,
-         .min = 1000000,
-         .max = INT64_MAX},
-        {.name = "json", .help = "one JSON object", .flag = &r.json},
-    };
-    int rc = kvt_cli_parse(COMMAND, "--trace FILE [--dram SIZE|unlimited] [--disk SIZE] [options]",
-                           options, KVT_ARRAY_LEN(options), NULL, 0, 0, NULL, argc, argv);
+    struct replay *r = &given;
+
+    given = (struct replay){.dram_text = "unlimited",
+                            .disk_text = "none",
+                            .admission_text = "all",
+                            .model_name = "llama-3-70b",
+                            .priors_text = "4",
+                            .engine_hour_text = "5",
+                            .years_text = "3",
+                            .share_text = "50",
+                            .jitter = 20,
+                            .dram_rate = 25000000000,
+                            .disk_rate = 6800000000};
+    char error[512];
+    int rc = kvt_cli_parse(COMMAND, "--trace FILE [--dram SIZES] [--disk SIZES] [options]", options,
+                           KVT_ARRAY_LEN(options), NULL, 0, 0, NULL, argc, argv);
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
-    if (!r.trace_path == !r.generate) {
-        kvt_cli_error(COMMAND, "give either --trace FILE or --generate N");
+    if (take_numbers(r, error, sizeof(error))) {
+        kvt_cli_error(COMMAND, "%s", error);
         return KVT_EXIT_USAGE;
     }
+    rc = check_together(r);
+    if (rc)
+        return rc;
     kvt_cli_catch_interrupt();
-    return replay(&r);
+    return replay(r);
 }

@@ -17,6 +17,10 @@
 
 #define CHUNK 128u /* keys of a message */
 #define STAGING_PAGES 1024u
+/* What a real drive does not notice and a scaled one would: the log's files other than segments,
+ * segments at hand for what comes, a header and a footer in each of 256 pages. */
+#define SEGMENT_PAGES 256u
+#define FIXED_BYTES (4ull << 20)
 #define STEPS_MAX 1000000u
 #define LEVEL KVT_LEVEL_KV4
 #define CLIENT 1u
@@ -123,10 +127,12 @@ static int ns_open(struct replay_store *s)
     return rc;
 }
 
-int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks, struct replay_store **out)
+int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks,
+                      const struct replay_admission *admission, struct replay_store **out)
 {
     struct replay_store *s = calloc(1, sizeof(*s));
     uint64_t cap = disk_blocks * KVT_PAGE_BYTES;
+    cap += cap / SEGMENT_PAGES * 3 + FIXED_BYTES;
     int rc = s ? 0 : -ENOMEM;
 
     *out = s;
@@ -149,6 +155,13 @@ int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks, struct replay_
                                       .clock = {now, s},
                                       .reply = take_reply,
                                       .reply_ctx = s};
+    if (admission) {
+        params.admit = admission->policy;
+        params.admit_permille = (uint32_t)(admission->share * 1000 + 0.5);
+        params.token_s = admission->token_s;
+        params.byte_s = admission->block_s / KVT_PAGE_BYTES;
+        params.roots[0].write_bytes_day = admission->blocks_per_day * KVT_PAGE_BYTES;
+    }
     if (disk_blocks) {
         rc = kvt_io_mem_new(cap + cap / 4 + (64u << 20), &s->io);
         if (!rc)
@@ -189,10 +202,12 @@ static int load(struct replay_store *s, const uint64_t *ids, uint32_t count, uin
     int rc = send(s);
     *ran = 0;
     while (!rc && *ran < count && s->grants[*ran].msg.status == 0) {
-        if (s->grants[*ran].tier == KVT_TIER_DRAM)
+        if (s->grants[*ran].tier == KVT_TIER_DRAM) {
             hits->dram++;
-        else
+            hits->front += hits->disk == 0;
+        } else {
             hits->disk++;
+        }
         ++*ran;
     }
     uint32_t held = 0;
@@ -279,7 +294,7 @@ int replay_store_prompt(struct replay_store *s, int64_t at_ms, const uint64_t *i
     uint32_t have = 0, ran = CHUNK;
     int rc = 0;
 
-    *hits = (struct replay_hits){0, 0};
+    *hits = (struct replay_hits){0, 0, 0};
     s->now_ns = KVT_MAX(s->now_ns, at);
     while (!rc && have < count && ran == CHUNK) {
         rc = load(s, ids + have, KVT_MIN(count - have, CHUNK), &ran, hits);
@@ -297,5 +312,5 @@ uint64_t replay_store_written(const struct replay_store *s)
     struct kvt_store_stats stats;
 
     kvt_store_stats(s->store, &stats);
-    return stats.disk_written_blocks;
+    return stats.disk_written_blocks + stats.reinserted;
 }

@@ -14,6 +14,7 @@
 
 #define LINE_MAX_BYTES (1u << 20)
 #define TOKENS_MAX (1 << 28)
+#define BLOCK_TOKENS_MAX 65536
 #define SYSTEM_PROMPTS 8u
 #define SESSIONS 64u
 
@@ -28,10 +29,12 @@ static struct replay_request *grow(struct replay_trace *trace, uint32_t count)
         trace->room = room;
     }
     struct replay_request *request = &trace->requests[trace->count];
-    *request = (struct replay_request){.count = count, .ids = calloc(count + 1u, sizeof(uint64_t))};
-    if (!request->ids)
-        return NULL;
+    *request = (struct replay_request){.count = count,
+                                       .ids = calloc(count + 1u, sizeof(uint64_t)),
+                                       .ranks = calloc(count + 1u, sizeof(uint32_t))};
     trace->count++;
+    if (!request->ids || !request->ranks)
+        return NULL;
     trace->blocks += count;
     return request;
 }
@@ -43,10 +46,11 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int count_distinct(struct replay_trace *trace)
+/* Number the different blocks: their ranks are small numbers, which arrays can be indexed by. */
+static int rank_blocks(struct replay_trace *trace)
 {
     uint64_t *all = malloc((trace->blocks + 1) * sizeof(*all));
-    size_t n = 0;
+    size_t n = 0, different = 0;
 
     if (!all)
         return -1;
@@ -55,11 +59,19 @@ static int count_distinct(struct replay_trace *trace)
         n += trace->requests[i].count;
     }
     qsort(all, n, sizeof(*all), by_value);
-    trace->distinct = n > 0;
-    for (size_t i = 1; i < n; i++)
-        trace->distinct += all[i] != all[i - 1];
+    for (size_t i = 0; i < n; i++)
+        if (different == 0 || all[i] != all[different - 1])
+            all[different++] = all[i];
+    trace->distinct = different;
+    for (size_t i = 0; i < trace->count; i++) {
+        struct replay_request *request = &trace->requests[i];
+        for (uint32_t j = 0; j < request->count; j++) {
+            const uint64_t *at = bsearch(&request->ids[j], all, different, sizeof(*all), by_value);
+            request->ranks[j] = at ? (uint32_t)(at - all) : 0;
+        }
+    }
     free(all);
-    return 0;
+    return different > UINT32_MAX ? -1 : 0;
 }
 
 /* What is wrong with the line; NULL: it was taken. */
@@ -69,6 +81,8 @@ static const char *take_line(struct replay_trace *trace, const char *line)
     const json_t *ids = json_object_get(entry, "hash_ids");
     const json_t *at = json_object_get(entry, "timestamp");
     const json_t *length = json_object_get(entry, "input_length");
+    const json_t *block = json_object_get(entry, "block_tokens");
+    json_int_t block_tokens = block ? json_integer_value(block) : REPLAY_BLOCK_TOKENS;
     const char *wrong = NULL;
 
     if (!entry)
@@ -81,6 +95,10 @@ static const char *take_line(struct replay_trace *trace, const char *line)
         wrong = "has no input_length from 1 to 2^28";
     else if (!json_is_array(ids) || json_array_size(ids) > REPLAY_CHAIN_MAX)
         wrong = "has no hash_ids, or more than 65,536";
+    else if (block_tokens < 1 || block_tokens > BLOCK_TOKENS_MAX)
+        wrong = "has block_tokens that are no whole number from 1 to 65,536";
+    else if (trace->block_tokens && trace->block_tokens != block_tokens)
+        wrong = "has other block_tokens than the lines before it";
     struct replay_request *request = wrong ? NULL : grow(trace, (uint32_t)json_array_size(ids));
     if (!wrong && !request)
         wrong = "does not fit into memory";
@@ -91,6 +109,7 @@ static const char *take_line(struct replay_trace *trace, const char *line)
         request->ids[i] = (uint64_t)json_integer_value(id);
     }
     if (request && !wrong) {
+        trace->block_tokens = (uint32_t)block_tokens;
         request->at_ms = json_integer_value(at);
         request->tokens = (uint32_t)json_integer_value(length);
         if (trace->count > 1 && request->at_ms < request[-1].at_ms) {
@@ -120,7 +139,7 @@ int replay_trace_read(struct replay_trace *trace, const char *path, char *error,
     }
     if (!wrong && trace->count == 0)
         wrong = "is where the file ends: no request";
-    if (!wrong && count_distinct(trace))
+    if (!wrong && rank_blocks(trace))
         wrong = "does not fit into memory";
     if (wrong) {
         snprintf(error, len, "%s, line %zu: %s", path, number, wrong);
@@ -143,6 +162,7 @@ int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests
     int rc = sessions ? 0 : -1;
 
     memset(trace, 0, sizeof(*trace));
+    trace->block_tokens = REPLAY_BLOCK_TOKENS;
     for (size_t i = 0; i < requests && !rc; i++) {
         size_t s = kvt_rng_below(&rng, SESSIONS);
         if (sessions[s].count > 200 || kvt_rng_below(&rng, 12) == 0)
@@ -167,7 +187,7 @@ int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests
     }
     free(sessions);
     if (!rc)
-        rc = count_distinct(trace);
+        rc = rank_blocks(trace);
     if (rc)
         replay_trace_free(trace);
     return rc;
@@ -175,8 +195,10 @@ int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests
 
 void replay_trace_free(struct replay_trace *trace)
 {
-    for (size_t i = 0; i < trace->count; i++)
+    for (size_t i = 0; i < trace->count; i++) {
         free(trace->requests[i].ids);
+        free(trace->requests[i].ranks);
+    }
     free(trace->requests);
     memset(trace, 0, sizeof(*trace));
 }

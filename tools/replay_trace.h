@@ -1,5 +1,6 @@
 /* Request traces: lines of JSON {"timestamp" ms, "input_length", "output_length", "hash_ids"}, a
- * hash for each block of 512 tokens that stands for the block and all before it. Tools only. */
+ * hash for each block of 512 tokens that stands for the block and all before it. Lines of other
+ * blocks say so, all of them alike: "block_tokens". Tools only. */
 #ifndef KVT_TOOLS_REPLAY_TRACE_H
 #define KVT_TOOLS_REPLAY_TRACE_H
 
@@ -13,12 +14,14 @@ struct replay_request {
     int64_t at_ms;
     uint32_t tokens;
     uint32_t count;
-    uint64_t *ids; /* owned by the trace */
+    uint64_t *ids;   /* owned by the trace */
+    uint32_t *ranks; /* of the ids among the trace's different ones, < distinct; owned as well */
 };
 
 struct replay_trace {
     struct replay_request *requests;
     size_t count, room;
+    uint32_t block_tokens;
     uint64_t blocks, distinct; /* all; different ones */
     uint64_t reordered;        /* requests that stood before an earlier one: taken at once */
 };

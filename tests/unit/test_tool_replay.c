@@ -1,8 +1,11 @@
 /* Goal: `kvtier replay` finds in an unlimited store exactly the prefixes that a trace has in
- * common, loses some of them with finite sizes and gains them back with a drive; times and GPU
- * seconds follow; a trace that is malformed is an error with its line. Method: made traces; the
- * ideal is computed here by a plain set; the store itself and the built binary. The seed is
- * printed. KVT_TRACE_DIR names a directory with traces of others.
+ * common, loses some of them with finite sizes, never more than least recently used would in DRAM,
+ * and gains them back with a drive; times, GPU seconds and the answer follow; sweeps and curves
+ * have a row for each case; value under a budget finds more than random admission of as many bytes;
+ * a trace that is malformed is an error with its line, a number that is none, one with its option.
+ * Method: made traces; the ideal is computed here by a plain set; the store itself and the built
+ * binary. The seed is printed. KVT_TRACE_DIR names a directory with traces of others: without it
+ * the test of these is skipped.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "replay_lru.h"
 #include "replay_store.h"
 #include "replay_trace.h"
 #include "support/rig.h"
@@ -71,7 +75,7 @@ static struct totals through_the_store(const struct replay_trace *trace, uint64_
 {
     struct replay_store *store;
     struct totals totals = {0, 0, 0};
-    assert_int_equal(replay_store_open(dram, disk, &store), 0);
+    assert_int_equal(replay_store_open(dram, disk, NULL, &store), 0);
     for (size_t i = 0; i < trace->count; i++) {
         const struct replay_request *request = &trace->requests[i];
         struct replay_hits hits;
@@ -122,6 +126,35 @@ static void finite_sizes_lose_and_a_drive_helps(void **state)
     struct totals again = through_the_store(&trace, 1000, 60000);
     assert_memory_equal(&drive, &again, sizeof(drive));
     replay_trace_free(&trace);
+}
+
+/* At no size of DRAM does the store find noticeably less than the baseline, although sessions of a
+ * made trace come back at random, which nothing foresees; together it finds as much. */
+static void no_worse_than_least_recently_used(void **state)
+{
+    (void)state;
+    static const double shares[] = {0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1};
+    uint64_t ours = 0, lru = 0;
+    for (uint64_t seed = 11; seed <= 13; seed++) {
+        struct replay_trace trace;
+        assert_int_equal(replay_trace_make(&trace, seed, 2500), 0);
+        for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+            uint64_t blocks = (uint64_t)(shares[i] * (double)trace.distinct);
+            uint64_t got = through_the_store(&trace, blocks, 0).dram;
+            int64_t base = replay_lru(&trace, blocks, 0, NULL);
+            print_message(
+                "           seed %d, %3.0f %% of the blocks: %.2f %%, least recently used "
+                "%.2f %%\n",
+                (int)seed, 100 * shares[i], 100.0 * (double)got / (double)trace.blocks,
+                100.0 * (double)base / (double)trace.blocks);
+            assert_true(base > 0 && 100 * got >= 98 * (uint64_t)base);
+            ours += got;
+            lru += (uint64_t)base;
+        }
+        replay_trace_free(&trace);
+    }
+    print_message("           together %.4f of it\n", (double)ours / (double)lru);
+    assert_true(100 * ours >= 99 * lru);
 }
 
 static void write_trace(const struct replay_trace *trace, const char *path)
@@ -192,6 +225,122 @@ static void the_tool_says_the_same(void **state)
     replay_trace_free(&back);
 }
 
+static json_t *json_of(const char *const *argv)
+{
+    tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+    if (run.code != 0)
+        fail_msg("%s", run.err);
+    json_t *document = json_loads(run.out, 0, NULL);
+    assert_non_null(document);
+    return document;
+}
+
+static double row_number(const json_t *rows, size_t i, const char *object, const char *key)
+{
+    const json_t *row = json_array_get(rows, i);
+    const json_t *value = json_object_get(object ? json_object_get(row, object) : row, key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+/* Every pair of sizes has its row; more room, more hits; the answer names a row, or none. */
+static void sweeps_have_a_row_for_each_size(void **state)
+{
+    (void)state;
+    const char *lists[] = {"kvtier",     "replay", "--generate",   "1200",   "--dram",
+                           "50GB,400GB", "--disk", "none,1TB,6TB", "--json", NULL};
+    json_t *document = json_of(lists);
+    const json_t *rows = json_object_get(document, "rows");
+    assert_int_equal(json_array_size(rows), 6);
+    for (size_t i = 0; i < 6; i++) {
+        double total = row_number(rows, i, "hit_ratio", "total");
+        assert_true(row_number(rows, i, "hit_ratio", "lru") > 0);
+        assert_true(i % 3 == 0 || total >= row_number(rows, i - 1, "hit_ratio", "total"));
+        assert_true((i % 3 == 0) == (row_number(rows, i, NULL, "bytes_written") == 0));
+    }
+    const json_t *answer = json_object_get(document, "answer");
+    assert_true(json_is_true(json_object_get(answer, "pays")));
+    assert_true(json_integer_value(json_object_get(answer, "row")) < 6);
+    assert_non_null(strstr(json_string_value(json_object_get(answer, "text")), "would have paid"));
+    json_decref(document);
+    const char *sweep[] = {"kvtier", "replay", "--generate", "700", "--sweep", NULL};
+    tool_run(&run, KVT_TOOL, sweep, NULL, NULL);
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "It would have paid"));
+    /* a drive that is slower than computing, and an engine for nothing: it would not have */
+    const char *never[] = {"kvtier",        "replay",      "--generate", "300",    "--dram",
+                           "1GB",           "--disk-rate", "1MB",        "--disk", "2TB",
+                           "--engine-hour", "0.001",       "--json",     NULL};
+    document = json_of(never);
+    answer = json_object_get(document, "answer");
+    assert_false(json_is_true(json_object_get(answer, "pays")));
+    assert_true(json_is_null(json_object_get(answer, "row")));
+    json_decref(document);
+}
+
+static void value_beats_random_of_as_many_bytes(void **state)
+{
+    (void)state;
+    const char *argv[] = {"kvtier", "replay", "--generate", "5000",   "--dram", "20GB",
+                          "--disk", "6TB",    "--curve",    "--json", NULL};
+    json_t *document = json_of(argv);
+    const json_t *rows = json_object_get(document, "rows");
+    double all = row_number(rows, 0, NULL, "bytes_written"), half = 0, hits = 0, random = 0;
+    for (size_t i = 1; i < json_array_size(rows); i++) {
+        const char *name = json_string_value(json_object_get(json_array_get(rows, i), "admission"));
+        double written = row_number(rows, i, NULL, "bytes_written");
+        assert_true(written <= 1.1 * all);
+        if (!strcmp(name, "value") && written <= 0.55 * all && written > half) {
+            half = written;
+            hits = row_number(rows, i, "hit_ratio", "total");
+        }
+    }
+    for (size_t i = 1; i < json_array_size(rows); i++) {
+        const char *name = json_string_value(json_object_get(json_array_get(rows, i), "admission"));
+        double found = row_number(rows, i, "hit_ratio", "total");
+        if (!strcmp(name, "random") && row_number(rows, i, NULL, "bytes_written") <= half &&
+            found > random)
+            random = found;
+    }
+    print_message("           half of the bytes: %.1f %% by value, %.1f %% at random\n", 100 * hits,
+                  100 * random);
+    assert_true(half > 0 && hits > random);
+    json_decref(document);
+}
+
+static void numbers_that_are_none_are_errors(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"--dram", "much"},       {"--dram", "-5GB"},      {"--dram", "0"},
+        {"--dram", "1GB,,2GB"},   {"--disk", "nan"},       {"--disk", "unlimited"},
+        {"--prefill", "0"},       {"--prefill", "-3"},     {"--prefill", "nan"},
+        {"--dram-rate", "0"},     {"--disk-rate", "NaN"},  {"--priors", "0"},
+        {"--priors", "nan"},      {"--priors", "-4"},      {"--priors", "inf"},
+        {"--budget", "0"},        {"--budget", "1e999"},   {"--share", "101"},
+        {"--engine-hour", "-1"},  {"--years", ""},         {"--engines", "0"},
+        {"--jitter", "100"},      {"--admission", "some"}, {"--generate", "0"},
+        {"--model", "lama-3-70b"}};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        const char *argv[] = {"kvtier", "replay", "--generate", "10", bad[i][0], bad[i][1], NULL};
+        tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+        if (run.code != 1 && run.code != 2)
+            fail_msg("%s %s: code %d", bad[i][0], bad[i][1], run.code);
+        if (!strstr(run.err, bad[i][0] + 2))
+            fail_msg("%s %s: '%s'", bad[i][0], bad[i][1], run.err);
+    }
+    const char *near[] = {"kvtier", "replay", "--generate", "10", "--admission", "valu", NULL};
+    tool_run(&run, KVT_TOOL, near, NULL, NULL);
+    assert_non_null(strstr(run.err, "did you mean 'value'"));
+    const char *tiny[] = {"kvtier", "replay", "--generate", "10", "--disk", "1MB", NULL};
+    tool_run(&run, KVT_TOOL, tiny, NULL, NULL);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "--disk"));
+    const char *curve[] = {"kvtier", "replay", "--generate", "10", "--curve", NULL};
+    tool_run(&run, KVT_TOOL, curve, NULL, NULL);
+    assert_int_equal(run.code, 2);
+}
+
 static void bad_traces_are_errors(void **state)
 {
     (void)state;
@@ -206,6 +355,8 @@ static void bad_traces_are_errors(void **state)
         "{\"timestamp\": 6, \"input_length\": 4611686018427387904, \"hash_ids\": [1]}\n",
         "{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": 7}\n",
         "{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": [\"x\"]}\n",
+        "{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": [1], \"block_tokens\": 0}\n",
+        "{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": [1], \"block_tokens\": 256}\n",
     };
     char path[256], error[512];
     struct replay_trace trace;
@@ -236,6 +387,21 @@ static void bad_traces_are_errors(void **state)
     replay_trace_free(&trace);
 }
 
+/* Sizes of the sweep, as shares of the trace's different blocks. */
+static void sweep_published(const struct replay_trace *trace)
+{
+    static const double shares[] = {0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1};
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        uint64_t blocks = (uint64_t)(shares[i] * (double)trace->distinct);
+        uint64_t got = through_the_store(trace, blocks, 0).dram;
+        int64_t base = replay_lru(trace, blocks, 0, NULL);
+        print_message("           %3.0f %%: %.2f %%, least recently used %.2f %%\n",
+                      100 * shares[i], 100.0 * (double)got / (double)trace->blocks,
+                      100.0 * (double)base / (double)trace->blocks);
+        assert_true(base >= 0 && got >= (uint64_t)base);
+    }
+}
+
 /* Published traces, where somebody has them. */
 static void published_traces(void **state)
 {
@@ -245,19 +411,27 @@ static void published_traces(void **state)
         double ratio;
     } traces[] = {{"mooncake_conversation", 0.366}, {"mooncake_synthetic", 0.640}};
     const char *from = getenv("KVT_TRACE_DIR");
-    char path[512];
+    char path[512], error[512];
     for (size_t i = 0; from != NULL && i < 2; i++) {
+        struct replay_trace trace;
         (void)snprintf(path, sizeof(path), "%s/%s.jsonl", from, traces[i].name);
         int64_t start = rig_now_ns();
         json_t *document = replay(path, "unlimited", NULL);
-        print_message("           %s: %.4f in %.1f s\n", traces[i].name,
-                      number(document, "hit_ratio", "total"),
-                      (double)(rig_now_ns() - start) * 1e-9);
-        assert_true(fabs(number(document, "hit_ratio", "total") - traces[i].ratio) < 0.0006);
+        double took = (double)(rig_now_ns() - start) * 1e-9;
+        double total = number(document, "hit_ratio", "total");
         json_decref(document);
+        assert_int_equal(replay_trace_read(&trace, path, error, sizeof(error)), 0);
+        print_message("           %s: %.4f in %.1f s\n", traces[i].name, total, took);
+        assert_true(fabs(total - traces[i].ratio) < 0.0006);
+        assert_true(fabs(total - (double)ideal(&trace) / (double)trace.blocks) < 1e-8);
+        assert_true(took < 20);
+        sweep_published(&trace);
+        replay_trace_free(&trace);
     }
-    if (from == NULL)
+    if (from == NULL) {
+        print_message("           KVT_TRACE_DIR names no directory of published traces\n");
         skip();
+    }
 }
 
 static int make_dir(void **state)
@@ -279,7 +453,11 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unlimited_finds_all_there_is),
         cmocka_unit_test(finite_sizes_lose_and_a_drive_helps),
+        cmocka_unit_test(no_worse_than_least_recently_used),
         cmocka_unit_test(the_tool_says_the_same),
+        cmocka_unit_test(sweeps_have_a_row_for_each_size),
+        cmocka_unit_test(value_beats_random_of_as_many_bytes),
+        cmocka_unit_test(numbers_that_are_none_are_errors),
         cmocka_unit_test(bad_traces_are_errors),
         cmocka_unit_test(published_traces),
     };

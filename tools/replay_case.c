@@ -1,0 +1,161 @@
+/* See replay_case.h. What a request finds is decided in the order of arrival by the store; when
+ * its first token comes is computed afterwards, from what it found. Threads: one.
+ */
+#include "replay_case.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "cli.h"
+#include "kvtier/error.h"
+#include "replay_lru.h"
+
+#define DAY_MS 86400000.0
+#define DAY_HOURS 24.0
+#define YEAR_DAYS 365.0
+
+uint64_t replay_case_blocks(const struct replay_base *base, uint64_t bytes)
+{
+    uint64_t distinct = base->trace->distinct;
+
+    /* some more than needed: what is unlimited must not be evicted for want of a free page */
+    if (bytes == REPLAY_UNLIMITED)
+        return distinct + distinct / 16 + 4096;
+    return (uint64_t)((double)bytes / base->world.block_bytes);
+}
+
+double replay_days(const struct replay_trace *trace)
+{
+    int64_t span = trace->requests[trace->count - 1].at_ms - trace->requests[0].at_ms;
+
+    return (double)KVT_MAX(span, 1000) / DAY_MS;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+
+    return (x > y) - (x < y);
+}
+
+static struct replay_spread spread_ms(double *seconds, size_t n)
+{
+    struct replay_spread out = {0, 0, 0};
+
+    qsort(seconds, n, sizeof(*seconds), by_value);
+    for (size_t i = 0; i < n; i++)
+        out.mean += seconds[i] * 1e3 / (double)n;
+    out.p50 = seconds[n / 2] * 1e3;
+    out.p99 = seconds[n * 99 / 100] * 1e3;
+    return out;
+}
+
+static int run_store(const struct replay_base *base, const struct replay_case *of,
+                     struct replay_hits *hits, struct replay_result *out)
+{
+    const struct replay_trace *trace = base->trace;
+    struct replay_store *store;
+    const struct replay_world *world = &base->world;
+    struct replay_admission admission = of->admission;
+    uint64_t disk = replay_case_blocks(base, of->disk_bytes);
+    struct kvt_progress progress;
+    admission.token_s = world->prefill_a;
+    admission.block_s = world->block_bytes / world->rate[KVT_TIER_DISK];
+    int rc = replay_store_open(replay_case_blocks(base, of->dram_bytes), of->disk_bytes ? disk : 0,
+                               &admission, &store);
+
+    kvt_progress_start(&progress, "replaying");
+    for (size_t i = 0; i < trace->count && !rc; i++) {
+        const struct replay_request *request = &trace->requests[i];
+        rc = replay_store_prompt(store, request->at_ms - trace->requests[0].at_ms, request->ids,
+                                 request->count, &hits[i]);
+        out->hit_dram += hits[i].dram;
+        out->hit_disk += hits[i].disk;
+        if (!rc && kvt_cli_interrupted())
+            rc = KVT_E_CANCELED;
+        kvt_progress_update(&progress, i, trace->count);
+    }
+    kvt_progress_done(&progress);
+    if (!rc)
+        out->written = replay_store_written(store);
+    if (of->disk_bytes && disk)
+        out->dwpd = (double)out->written / (double)disk / replay_days(trace);
+    replay_store_close(store);
+    return rc;
+}
+
+static void price(const struct replay_base *base, const struct replay_case *of,
+                  struct replay_result *out)
+{
+    const struct replay_prices *prices = &base->prices;
+    double days = replay_days(base->trace), write_off = prices->years * YEAR_DAYS;
+    double saved_s = out->engine_s[REPLAY_RECOMPUTE] - out->engine_s[REPLAY_KVTIER];
+    uint64_t dram = of->dram_bytes == REPLAY_UNLIMITED
+                        ? (uint64_t)((double)base->trace->distinct * base->world.block_bytes)
+                        : of->dram_bytes;
+    double disk_days = write_off;
+
+    if (out->dwpd > 0 && prices->disk_dwpd > 0)
+        disk_days =
+            KVT_MIN(write_off, prices->disk_dwpd * prices->disk_years * YEAR_DAYS / out->dwpd);
+    out->usd_saved = saved_s / 3600 * prices->engine_hour / days;
+    out->usd_cost = (double)dram * 1e-9 * prices->dram_gb / write_off +
+                    (double)of->disk_bytes * 1e-9 * prices->disk_gb / disk_days;
+}
+
+int replay_case_run(const struct replay_base *base, const struct replay_case *of,
+                    struct replay_result *out)
+{
+    size_t count = base->trace->count;
+    struct replay_hits *hits = calloc(count + 1, sizeof(*hits));
+    int rc = hits ? 0 : -1;
+
+    memset(out, 0, sizeof(*out));
+    if (!rc)
+        rc = run_store(base, of, hits, out);
+    for (int way = 0; way < REPLAY_WAYS && !rc; way++) {
+        struct replay_outcome outcome;
+        rc = replay_sim(base->trace, hits, (enum replay_way)way, &base->world, &base->planner,
+                        &outcome);
+        if (!rc) {
+            out->ttft[way] = spread_ms(outcome.ttft_s, count);
+            out->engine_s[way] = outcome.engine_s;
+        }
+        if (way == REPLAY_KVTIER)
+            memcpy(out->reasons, outcome.reasons, sizeof(out->reasons));
+        replay_outcome_free(&outcome);
+    }
+    if (!rc) {
+        int64_t lru =
+            replay_lru(base->trace, replay_case_blocks(base, of->dram_bytes),
+                       of->disk_bytes ? replay_case_blocks(base, of->disk_bytes) : 0, NULL);
+        rc = lru < 0 ? -1 : 0;
+        out->hit_lru = lru < 0 ? 0 : (uint64_t)lru;
+    }
+    if (!rc)
+        price(base, of, out);
+    free(hits);
+    return rc;
+}
+
+int replay_pays(const struct replay_result *result)
+{
+    return result->ttft[REPLAY_KVTIER].mean < result->ttft[REPLAY_RECOMPUTE].mean &&
+           result->usd_saved > result->usd_cost;
+}
+
+size_t replay_best(const struct replay_result *results, size_t count)
+{
+    size_t best = count;
+
+    for (size_t i = 0; i < count; i++) {
+        if (!replay_pays(&results[i]))
+            continue;
+        if (best == count || results[i].usd_saved - results[i].usd_cost >
+                                 results[best].usd_saved - results[best].usd_cost)
+            best = i;
+    }
+    return best;
+}
