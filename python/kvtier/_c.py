@@ -95,7 +95,8 @@ class kvt_identity(C.Structure):
 
 
 class kvt_lookup_opts(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("min_level", C.c_int)]
+    _fields_ = [("struct_size", C.c_size_t), ("min_level", C.c_int), ("reserved", C.c_uint32),
+                ("shards", C.c_uint32), ("reserved2", C.c_uint32)]
 
 
 class kvt_group_chain(C.Structure):

@@ -120,6 +120,18 @@ def test_a_missing_block_ends_the_run_and_an_orphan_is_refused(engine):
     assert engine.load(chain(2, start=9000), [10, 11]) == [ErrorCode.MISS] * 2
 
 
+def test_a_block_of_several_ranks_is_there_when_all_parts_are(engine):
+    for page in range(2):
+        engine.fill(page)
+    for shard in range(2):
+        engine.store(chain(2 - shard, shard=shard), range(2 - shard), exact=True)
+    keys = chain(2)
+    assert engine.ns.lookup(keys).n == 2 and engine.ns.lookup(keys, shards=2).n == 1
+    assert engine.ns.lookup(keys, shards=3).n == 0
+    with pytest.raises(kvtier.KvtierError):
+        engine.ns.lookup(keys, shards=257)
+
+
 def test_another_identity_sees_nothing(cache, engine):
     engine.fill(0)
     keys = chain(1)
