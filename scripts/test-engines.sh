@@ -26,7 +26,8 @@ python=${KVT_PYTHON:-python3}
 command -v "$python" >/dev/null || skip_all "no $python"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || skip_all "$python has no venv (Debian: python3-venv)"
 cache=$(kvt_cache_dir)
-kvt_cache_lock "$cache"
+exec 8>"$cache/.lock-engines" # not the cache's own lock, which the scripts called below take
+flock -n 8 || { say "waiting for another run of the engines' tests"; flock 8; }
 work=$cache/test-engines.log
 : >"$work"
 
@@ -57,7 +58,7 @@ fill_engines() {
     # llama-cpp-python without its library, which takes minutes: the wheel of kvtier carries one.
     local source tmp
     source=$(scripts/fetch-llama.sh) || return 1
-    tmp=$(mktemp -d "$cache/.tmp.XXXXXX")
+    tmp=$(mktemp -d "$cache/.engines.XXXXXX")
     tar -xzf "$source" -C "$tmp" --strip-components=1 --wildcards '*/llama_cpp/*' '*/README.md' \
         "${LLAMA_FILE%.tar.gz}/CMakeLists.txt" "${LLAMA_FILE%.tar.gz}/pyproject.toml" '*/LICENSE.md' \
         --exclude='*/vendor/*' &&
