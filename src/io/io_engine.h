@@ -51,13 +51,18 @@ KVT_POSIX_RESULT int kvt_io_choose(const struct kvt_io_posix_params *params,
                                    const struct kvt_posix_sys *sys, int dir_fd, bool direct,
                                    struct kvt_io_engine **out, char *why, size_t why_len);
 
-/* Best of a few passes of large reads of a scratch file by each of two engines, in turns. Writes
- * and reads `bytes` (a multiple of 1 MiB) in dir_fd, and stops after budget_ns with what it has.
- * 0 with both times set; -ETIME not one pass each within the budget; -errno. */
+/* Best of a few passes of large reads of a scratch file by each of two engines, in turns; of writes
+ * too, where the reads do not tell them apart. Writes and reads `bytes` (a multiple of 1 MiB) in
+ * dir_fd, and stops after budget_ns with what it has, writes after as much again. 0 with both times
+ * of reads set; -ETIME not one pass each within the budget; -errno. */
 struct kvt_io_race {
     struct kvt_io_engine *engines[2];
     int64_t best_ns[2];
+    int64_t write_ns[2]; /* 0: not compared */
 };
+/* Which of them is the faster one: by reads, which somebody waits for; by writes when those tie;
+ * the first when these do, too. */
+unsigned kvt_io_race_winner(const struct kvt_io_race *race);
 KVT_POSIX_RESULT int kvt_io_race(struct kvt_io_race *race, int dir_fd, bool direct, uint64_t bytes,
                                  int64_t budget_ns);
 

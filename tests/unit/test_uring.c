@@ -454,7 +454,7 @@ struct slow_engine {
     struct kvt_io_req *queue[64];
     int fds[64];
     unsigned count, passes;
-    useconds_t pause;
+    useconds_t pause, write_pause;
     int error;
 };
 
@@ -474,7 +474,7 @@ static unsigned slow_reap(struct kvt_io_engine *engine, struct kvt_io_req **out,
     unsigned count = slow->count;
 
     assert_true(count <= max);
-    usleep(slow->pause);
+    usleep(count && slow->queue[0]->kind == KVT_IO_WRITE ? slow->write_pause : slow->pause);
     for (unsigned i = 0; i < count; i++) {
         struct kvt_io_req *req = slow->queue[i];
 
@@ -505,6 +505,8 @@ static void test_race(void **state)
     assert_true(race.best_ns[1] >= 60000000);
     assert_int_equal(a.passes, 5); /* one writes */
     assert_int_equal(b.passes, 4);
+    assert_int_equal(race.write_ns[0], 0); /* reads have told */
+    assert_int_equal(kvt_io_race_winner(&race), 0);
     /* the budget ends it: one pass of the slow one, and none of it when even that is too late */
     a.passes = b.passes = 0;
     assert_int_equal(kvt_io_race(&race, dir, false, 4 << 20, 55000000), 0);
@@ -516,6 +518,43 @@ static void test_race(void **state)
     assert_int_equal(kvt_io_race(&race, dir, false, 1 << 30, 1), KVT_E_INVAL);
     assert_int_equal(kvt_io_race(&race, -1, false, 4 << 20, 1), -EBADF);
     close(dir);
+}
+
+/* Where reads tie, writes decide; where those tie too, the first one wins. */
+static void test_race_of_writes(void **state)
+{
+    static const struct {
+        useconds_t read[2], write[2];
+        unsigned winner;
+        bool compared;
+    } cases[] = {{{40000, 40000}, {0, 30000}, 0, true},
+                 {{40000, 40000}, {30000, 0}, 1, true},
+                 {{40000, 0}, {0, 30000}, 1, false}, /* reads come first */
+                 {{0, 40000}, {30000, 0}, 0, false}};
+    int dir = open(".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(cases); i++) {
+        struct slow_engine a = {.engine = {&slow_ops, -1}}, b = a;
+        struct kvt_io_race race = {.engines = {&a.engine, &b.engine}};
+        int tries = 0;
+
+        a.pause = cases[i].read[0];
+        b.pause = cases[i].read[1];
+        a.write_pause = cases[i].write[0];
+        b.write_pause = cases[i].write[1];
+        do /* on a busy machine a tie may not look like one */
+            assert_int_equal(kvt_io_race(&race, dir, false, 1 << 20, 10000000000ll), 0);
+        while (cases[i].compared && !race.write_ns[0] && ++tries < 20);
+        assert_int_equal(race.write_ns[0] != 0, cases[i].compared);
+        assert_int_equal(kvt_io_race_winner(&race), cases[i].winner);
+    }
+    close(dir);
+    for (int tie = 0; tie < 2; tie++) {
+        struct kvt_io_race race = {.best_ns = {100, 101}, .write_ns = {tie ? 102 : 0, 100}};
+
+        assert_int_equal(kvt_io_race_winner(&race), 0);
+    }
 }
 
 static int open_root(const char *path, int backend, uint64_t cap, struct kvt_io **io,
@@ -630,6 +669,7 @@ int main(void)
         cmocka_unit_test(test_stop_runs_the_queue),
         cmocka_unit_test(test_the_submitting_thread_ends),
         cmocka_unit_test(test_race),
+        cmocka_unit_test(test_race_of_writes),
         cmocka_unit_test(test_auto_says_why),
         cmocka_unit_test(test_c41_no_ring_to_be_had),
     };
