@@ -27,6 +27,8 @@ struct run {
     struct kvt_llama *llama;
     struct quality_level levels[QUALITY_LEVELS_MAX];
     struct quality_exact exact;
+    struct quality_alone alone;
+    const struct quality_text *text; /* the one at hand */
     double exact_nll;
     int32_t vocab;
 };
@@ -143,6 +145,46 @@ static int measure_level(struct run *run, const struct quality_text *text,
     return rc == 0 ? score(run, text, level, what) : -1;
 }
 
+static int score_state(void *ctx, struct quality_level *level, const uint8_t *blob,
+                       const char *what)
+{
+    struct run *run = ctx;
+
+    if (give_state(run, (uint32_t)run->config->tokens, blob) != 0)
+        return -1;
+    return score(run, run->text, level, what);
+}
+
+/* Layers and heads alone; `blob` is scratch, of the size of `exact`. */
+static int measure_alone(struct run *run, const uint8_t *exact, uint8_t *blob, const char *where,
+                         bool last)
+{
+    const uint32_t cells = (uint32_t)run->config->tokens;
+    const size_t bytes = kvt_blob_bytes(&run->llama->shape, cells);
+    const struct quality_scorer scorer = {score_state, run, where};
+    struct quality_level whole = {.level = run->config->alone};
+    uint8_t *coded = malloc(bytes);
+    size_t heads = 0;
+    int rc = -1;
+
+    for (uint32_t p = 0; p < 2 * run->llama->shape.layers; p += 2)
+        heads += run->llama->parts[p].heads;
+    whole.head_signal = calloc(heads + 1, sizeof(*whole.head_signal));
+    whole.head_noise = calloc(heads + 1, sizeof(*whole.head_noise));
+    if (coded == NULL || whole.head_signal == NULL || whole.head_noise == NULL) {
+        kvt_cli_error(COMMAND, "out of memory");
+        goto out;
+    }
+    memcpy(coded, exact, bytes);
+    if (code(run, &whole, coded, 0, cells) == 0)
+        rc = quality_alone_text(&run->alone, run->llama, &scorer, exact, coded, blob, cells, last);
+out:
+    free(coded);
+    free(whole.head_signal);
+    free(whole.head_noise);
+    return rc;
+}
+
 /* The exact context in the batches that --grow takes, so that a raw control is exact there too. */
 static int compute_exact(struct run *run, const struct quality_text *text, const char *what)
 {
@@ -178,6 +220,9 @@ static int measure_text(struct run *run, const struct quality_text *text, size_t
     rc = 0;
     for (size_t i = 0; rc == 0 && i < run->config->level_count; i++)
         rc = measure_level(run, text, &run->levels[i], exact, blob, where);
+    run->text = text;
+    if (rc == 0 && run->config->alone)
+        rc = measure_alone(run, exact, blob, where, index + 1 == of);
 out:
     free(exact);
     free(blob);
@@ -201,6 +246,9 @@ static int open_levels(struct run *run, size_t texts)
         if (level->kl == NULL || level->head_signal == NULL || level->head_noise == NULL)
             return -1;
     }
+    if (run->config->alone && quality_alone_new(&run->alone, run->config->alone, run->llama,
+                                                (size_t)run->config->score) != 0)
+        return -1;
     run->vocab = llama_vocab_n_tokens(run->engine.vocab);
     return quality_exact_new(&run->exact, (size_t)run->config->score, run->vocab);
 }
@@ -241,6 +289,7 @@ static void close_run(struct run *run)
         free(run->levels[i].head_noise);
     }
     quality_exact_free(&run->exact);
+    quality_alone_free(&run->alone);
     kvt_llama_free(run->llama);
     kvt_close(run->cache);
     demo_engine_close(&run->engine);
@@ -268,7 +317,9 @@ static json_t *measure(struct run *run, const char *model, const struct demo_pat
         done++;
     }
     if (done == count)
-        report = quality_report(run->config, run->llama, run->levels, run->exact_nll, names);
+        report =
+            quality_report(run->config, run->llama, run->levels, run->exact_nll, names,
+                           run->config->alone ? quality_alone_json(&run->alone, run->llama) : NULL);
 out:
     for (size_t i = 0; i < QUALITY_TEXTS_MAX; i++)
         free(texts[i].tokens);
@@ -311,6 +362,25 @@ static int parse_levels(const char *list, struct quality_config *config)
         if (*at == '\0')
             return 0;
     }
+}
+
+static int parse_alone(const char *name, struct quality_config *config)
+{
+    const int level = name != NULL ? kvt_level_parse(name) : 0;
+
+    if (name == NULL)
+        return 0;
+    if (level <= 0 || level == KVT_LEVEL_RAW || !kvt_level_supported(level)) {
+        kvt_cli_error(COMMAND, "--alone: '%s' is not one of int4, kv4, kv5, kv6, kv8", name);
+        return -1;
+    }
+    if (config->grow > 0) {
+        kvt_cli_error(COMMAND,
+                      "--alone codes a context that was computed exactly: not with --grow");
+        return -1;
+    }
+    config->alone = level;
+    return 0;
 }
 
 /* --text may be given many times: each becomes a plain word. Returns the new argc. */
@@ -387,7 +457,7 @@ int kvt_cmd_quality(int argc, char **argv)
     static struct demo_paths paths;
     struct quality_config config = {
         .tokens = 4096, .score = 512, .threads = demo_default_threads()};
-    const char *levels = NULL, *text = NULL;
+    const char *levels = NULL, *text = NULL, *alone = NULL;
     int as_json = 0;
     const struct kvt_cli_option options[] = {
         {.name = "model",
@@ -427,6 +497,12 @@ int kvt_cmd_quality(int argc, char **argv)
          .max = 1 << 20,
          .help = "code after every N tokens of the context, before the next are computed "
                  "(default 0: when all is computed)"},
+        {.name = "alone",
+         .metavar = "LEVEL",
+         .text = &alone,
+         .help =
+             "also score with one layer coded at LEVEL and all others exact, each in turn, then "
+             "with the keys of one head of the worst layer"},
         {.name = "as-is",
          .flag = &config.as_is,
          .help = "keep quantised weights: quicker, and blind to small differences"},
@@ -445,7 +521,7 @@ int kvt_cmd_quality(int argc, char **argv)
                            &config.text_count, argc, argv);
     if (rc != 0)
         return rc == 1 ? KVT_EXIT_OK : KVT_EXIT_USAGE;
-    if (parse_levels(levels, &config) != 0)
+    if (parse_levels(levels, &config) != 0 || parse_alone(alone, &config) != 0)
         return KVT_EXIT_USAGE;
     const int have = demo_cache_paths(&paths) == 0;
     rc = check_config(&config, &paths, have);

@@ -77,7 +77,7 @@ static json_t *overall_worst(const json_t *levels)
 }
 
 json_t *quality_report(const struct quality_config *config, const struct kvt_llama *llama,
-                       struct quality_level *levels, double exact_nll, json_t *texts)
+                       struct quality_level *levels, double exact_nll, json_t *texts, json_t *alone)
 {
     const char *slash = strrchr(config->model, '/');
     json_t *list = json_array();
@@ -87,13 +87,13 @@ json_t *quality_report(const struct quality_config *config, const struct kvt_lla
     const json_t *advice = advised(list);
     const double rows = (double)config->score * (double)json_array_size(texts);
     json_t *name = advice != NULL ? json_incref(json_object_get(advice, "level")) : json_null();
-    return json_pack("{s:s, s:b, s:O, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o}", "model",
+    return json_pack("{s:s, s:b, s:O, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o}", "model",
                      slash != NULL ? slash + 1 : config->model, "weights_f32", !config->as_is,
                      "texts", texts, "tokens", (json_int_t)config->tokens, "score",
                      (json_int_t)config->score, "window", (json_int_t)config->window, "grow",
                      (json_int_t)config->grow, "threads", (json_int_t)config->threads, "ppl_exact",
                      exp(exact_nll / rows), "worst", overall_worst(list), "recommended", name,
-                     "levels", list);
+                     "levels", list, "alone", alone != NULL ? alone : json_null());
 }
 
 static void print_level(const json_t *level)
@@ -129,6 +129,26 @@ static void print_advice(const json_t *report)
                100 * below / blocks);
 }
 
+/* KL of each layer coded alone, eight in a row; then the keys of the worst one's heads. */
+static void print_alone(const json_t *alone)
+{
+    const json_t *layers = json_object_get(alone, "layers_kl");
+    const json_t *heads = json_object_get(alone, "heads_kl");
+
+    if (!json_is_object(alone))
+        return;
+    printf("\nKL mean with one layer at %s and all others exact; worst: layer %.0f\n",
+           json_string_value(json_object_get(alone, "level")), number(alone, "layer"));
+    for (size_t i = 0; i < json_array_size(layers); i++)
+        printf("%s%10.2e", i % 8 == 0 ? i > 0 ? "\n" : "" : " ",
+               json_number_value(json_array_get(layers, i)));
+    printf("\nonly the keys of one head of that layer, on the last text; worst: head %.0f\n",
+           number(alone, "head"));
+    for (size_t i = 0; i < json_array_size(heads); i++)
+        printf("%s%10.2e", i > 0 ? " " : "", json_number_value(json_array_get(heads, i)));
+    printf("\n");
+}
+
 void quality_print(const json_t *report)
 {
     const json_t *texts = json_object_get(report, "texts");
@@ -149,4 +169,5 @@ void quality_print(const json_t *report)
            "KL mean", "KL p99", "top-1 %", "worst keys, centred SQNR");
     json_array_foreach(json_object_get(report, "levels"), i, level) print_level(level);
     print_advice(report);
+    print_alone(json_object_get(report, "alone"));
 }

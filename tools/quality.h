@@ -3,6 +3,7 @@
 #define KVT_TOOLS_QUALITY_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -25,6 +26,7 @@ struct quality_config {
     int64_t grow;   /* > 0: code after that many tokens, before the next are computed */
     int64_t threads;
     int as_is; /* do not dequantise the weights */
+    int alone; /* also code each layer alone at this level; 0: no */
 };
 
 /* What one level did, over all texts. */
@@ -39,6 +41,23 @@ struct quality_level {
     double *head_noise;
     uint64_t blocks, blocks_below; /* coded; of them below the guard's threshold of the level */
     uint64_t blocks_raw;           /* not coded: the encoder refused their values */
+};
+
+/* One layer at a time, then the keys of one head of the worst one at a time, are coded. */
+struct quality_alone {
+    uint32_t layers, heads; /* heads: of the worst layer */
+    uint32_t worst_layer, worst_head;
+    double *layer_kl; /* sums over all scored tokens of all texts */
+    double *head_kl;  /* of the last text */
+    size_t scored, head_scored;
+    struct quality_level one; /* of the state at hand */
+};
+
+/* How a state is scored: by the one who has the engine. 0, or -1 (said). */
+struct quality_scorer {
+    int (*score)(void *run, struct quality_level *level, const uint8_t *blob, const char *what);
+    void *run;
+    const char *where; /* which text */
 };
 
 /* Scores of the uncoded cache of the text at hand. */
@@ -94,9 +113,22 @@ void quality_compare(struct quality_level *level, const struct quality_exact *ex
 double quality_mean(const double *values, size_t count);
 double quality_quantile(double *values, size_t count, double share);
 
+/* --- cmd_quality_alone.c --- */
+int quality_alone_new(struct quality_alone *alone, int level, const struct kvt_llama *llama,
+                      size_t score);
+void quality_alone_free(struct quality_alone *alone);
+/* One text: its exact state, the same coded as a whole, and room for a third. last: of the texts.
+ * 0, or -1 (said). */
+int quality_alone_text(struct quality_alone *alone, const struct kvt_llama *llama,
+                       const struct quality_scorer *scorer, const uint8_t *exact, uint8_t *coded,
+                       uint8_t *blob, uint32_t cells, bool last);
+json_t *quality_alone_json(const struct quality_alone *alone, const struct kvt_llama *llama);
+
 /* --- cmd_quality_report.c --- */
+/* alone: NULL, or what quality_alone_json() made (taken over). */
 json_t *quality_report(const struct quality_config *config, const struct kvt_llama *llama,
-                       struct quality_level *levels, double exact_nll, json_t *texts);
+                       struct quality_level *levels, double exact_nll, json_t *texts,
+                       json_t *alone);
 void quality_print(const json_t *report);
 
 #endif

@@ -137,6 +137,50 @@ static void test_window_and_growth(void **state)
     json_decref(report);
 }
 
+/* One layer, one head: each hurts, none as much as all of them together, and the worst one named
+ * is the worst one. */
+static void test_layers_alone(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    double worst = 0, sum = 0;
+    json_t *value;
+    size_t i, at = 0;
+
+    quality(&outcome,
+            (const char *[]){"--model", model, "--tokens", "256", "--score", "128", "--threads",
+                             "1", "--levels", "raw,int4", "--alone", "int4", "--json", NULL});
+    json_t *report = parsed(&outcome);
+    const json_t *alone = json_object_get(report, "alone");
+    assert_string_equal(json_string_value(json_object_get(alone, "level")), "int4");
+    const json_t *layers = json_object_get(alone, "layers_kl");
+    assert_int_equal(json_array_size(layers), tiny_plain.layers);
+    json_array_foreach((json_t *)(uintptr_t)layers, i, value)
+    {
+        const double one = json_number_value(value);
+        assert_true(one > 0 && one < kl(report, "int4"));
+        sum += one;
+        at = one > worst ? i : at;
+        worst = one > worst ? one : worst;
+    }
+    assert_true(sum > 0.2 * kl(report, "int4") && sum < 5 * kl(report, "int4"));
+    assert_int_equal(number(alone, "layer", NULL), at);
+    const json_t *heads = json_object_get(alone, "heads_kl");
+    assert_int_equal(json_array_size(heads), tiny_plain.kv_heads);
+    const size_t head = (size_t)number(alone, "head", NULL);
+    json_array_foreach((json_t *)(uintptr_t)heads, i, value)
+    {
+        assert_true(json_number_value(value) > 0);
+        assert_true(json_number_value(value) <= json_number_value(json_array_get(heads, head)));
+    }
+    json_decref(report);
+    quality(&outcome, (const char *[]){"--model", model, "--alone", "raw", NULL});
+    assert_int_equal(outcome.status, 2);
+    assert_non_null(strstr(outcome.err, "--alone"));
+    quality(&outcome, (const char *[]){"--model", model, "--alone", "kv4", "--grow", "64", NULL});
+    assert_int_equal(outcome.status, 2);
+}
+
 static void test_table_and_advice(void **state)
 {
     (void)state;
@@ -353,9 +397,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_levels_in_order),  cmocka_unit_test(test_window_and_growth),
-        cmocka_unit_test(test_table_and_advice), cmocka_unit_test(test_own_texts),
-        cmocka_unit_test(test_bad_input),        cmocka_unit_test(test_dequantised_once),
-        cmocka_unit_test(test_interrupt),        cmocka_unit_test(test_real_model),
+        cmocka_unit_test(test_layers_alone),     cmocka_unit_test(test_table_and_advice),
+        cmocka_unit_test(test_own_texts),        cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_dequantised_once), cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_real_model),
     };
     llama_backend_init();
     return cmocka_run_group_tests(tests, setup, teardown);
