@@ -106,7 +106,8 @@ int kvt_posix_root_open(const char *path, int read_only, const struct kvt_log *l
 }
 
 /* Whoever may write the directory may have put a file under one of our names; what we write into
- * it would be theirs to read. Ours, or the directory's owner's (a tool run by root), nobody else's. */
+ * it would be theirs to read. Ours, or the directory's owner's (a tool run by
+ * root), nobody else's. */
 static int refuse_owner(int dir_fd, const struct stat *st)
 {
     struct stat dir;

@@ -179,7 +179,8 @@ static void test_c49_forks_while_threads_store_and_load(void **state)
         else
             assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
         assert_int_equal(kvt_req_wait(req, INT64_C(60000000000)), 1);
-        assert_int_equal(kvt_req_status(req, NULL)[0], 0);
+        status = kvt_req_status(req, NULL)[0]; /* DRAM may be full of what waits for the disk */
+        assert_true(status == 0 || status == KVT_E_DROPPED);
         kvt_req_free(req);
     }
     atomic_store(&stop, 1);

@@ -126,8 +126,8 @@ static void test_a_batch_behind_a_failed_one(void **state)
     done(io);
 }
 
-/* The same, and the footer that was to remember the batch behind the failed one cannot be written: a
- * restart will not find it, so a flush must not say that it is safe. */
+/* The same, and the footer that was to remember the batch behind the failed one cannot be written:
+ * a restart will not find it, so a flush must not say that it is safe. */
 static void test_no_footer_for_a_batch_behind_a_failed_one(void **state)
 {
     struct kvt_io *io = faulty(1u << 30);
@@ -137,11 +137,8 @@ static void test_no_footer_for_a_batch_behind_a_failed_one(void **state)
                                       .times = 1,
                                       .action = FAULT_FAIL,
                                       .error = EIO};
-    const struct fault_rule footer = {.ops = FAULT_WRITE,
-                                      .name = "seg-00000000",
-                                      .times = 1,
-                                      .action = FAULT_FAIL,
-                                      .error = EIO};
+    const struct fault_rule footer = {
+        .ops = FAULT_WRITE, .name = "seg-00000000", .times = 1, .action = FAULT_FAIL, .error = EIO};
     uint32_t ids[3] = {1, 2, 3};
     int rc, number;
 
