@@ -191,9 +191,13 @@ struct kvt_load_opts {
     int min_level;       /* enum kvt_level; DEFAULT accepts any */
     int wait;            /* as in kvt_store_opts: pages are not written before */
     void *wait_for;
+    int layers;   /* 1: the first layers of all blocks come first, where that can be done (a
+                     pool in GPU memory): kvt_req_wait_layer() */
+    int reserved; /* 0 */
 };
-/* struct_size of callers whose struct ends before `wait`. */
+/* struct_size of callers whose struct ends before `wait`, and before `layers`. */
 #define KVT_LOAD_OPTS_SIZE_0 24u
+#define KVT_LOAD_OPTS_SIZE_1 32u
 
 /* Queue the load of n blocks into pool pages. Same rules as kvt_store(); pages are written until
  * completion, and only pages whose status is 0 hold what the level promises: the others are
@@ -272,6 +276,15 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
  * Returns 1 complete, 0 not yet, KVT_E_CLOSED in a forked child, KVT_E_INVAL a request that has
  * been freed; the request stays owned by the caller. */
 int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns);
+
+/* Wait until a load that was asked for by layers has brought kvt_part.layer `layer`, and all layers
+ * before it, of all its blocks, so that an engine can compute with them while later ones come.
+ * Their bytes are provisional: a block is verified as a whole, when all of it has come. So the last
+ * layers are there only when the request is complete, and whoever waits for each layer in turn has
+ * passed the verdict before his step ends: he must then look at kvt_req_status(), and let nothing
+ * leave that was computed from a block whose status is not 0. For any other request, and when it
+ * could not be done, this is kvt_req_wait(). timeout_ns, returns: as there. */
+int kvt_req_wait_layer(struct kvt_req *req, uint32_t layer, int64_t timeout_ns);
 
 /* Ask for an early end. Idempotent, any time; the request still completes exactly once, blocks not
  * yet done get KVT_E_CANCELED. No byte is written to a page after completion. */

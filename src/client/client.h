@@ -112,6 +112,9 @@ struct kvt_req {
     uint32_t first_pos;
     struct kvt_key parent; /* hash_len 0: none */
     uint8_t gpu_wait;      /* enum kvt_wait; the lane's once the request is submitted */
+    bool layers;           /* load: by layers, on a device */
+    uint32_t layers_ready; /* of its blocks, those that wait for the lane */
+    uint32_t next_layer;   /* layers before it are in the pages, unverified */
     void *gpu_event;       /* of the engine: pages are ready after it */
     int64_t deadline_ns;   /* absolute; INT64_MAX none */
     int64_t start_ns, elapsed_ns;

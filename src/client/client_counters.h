@@ -88,6 +88,7 @@
     X(daemon_silent, "daemon.silent", "times a kvtierd was given up: it owed answers")             \
     X(daemon_ns_refused, "daemon.refused_namespaces", "namespaces that a kvtierd did not take")    \
     X(gpu_jobs, "gpu.jobs", "batches of blocks that GPUs coded")                                   \
+    X(gpu_layers, "gpu.layers", "runs of layers that were announced before their load had ended")  \
     X(gpu_failed_blocks, "gpu.failed_blocks", "blocks that ended because a GPU failed")            \
     X(gpu_lost, "gpu.lost", "GPUs that went offline")                                              \
     X(gpu_refused, "gpu.refused", "pools in GPU memory that were refused")                         \

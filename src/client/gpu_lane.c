@@ -26,19 +26,6 @@
 #define BUSY_FLIGHTS 2u
 #define GATHER_BYTES (UINT64_C(22) << 20)
 #define PACE_SLICES 250u /* a paced job is this part of a second's bytes */
-#define EVENTS_MAX 32u   /* that one job waits for */
-
-struct batch {
-    struct kvt_block_queue blocks; /* in state CODING, linked */
-    int kind;
-    struct kvt_lane_code code;
-    struct kvt_gpu_plan *plan;
-    uint32_t payload_bytes;
-    int rc;                              /* of finding the plan */
-    struct kvt_req *waiting[EVENTS_MAX]; /* requests whose event comes first */
-    size_t waiting_count;
-    uint64_t bytes;
-};
 
 /* ---- batches: locked ----------------------------------------------------------------------- */
 
@@ -60,11 +47,11 @@ static uint64_t job_bytes_max(const struct kvt_lane *lane)
 }
 
 /* Whether the batch can wait for the engine's event of this block's request; it then will. */
-static bool take_event(struct kvt_req *req, struct batch *batch)
+bool kvt_lane_take_event(struct kvt_req *req, struct kvt_lane_batch *batch)
 {
     if (req->gpu_wait != KVT_WAIT_DUE)
         return true;
-    if (batch->waiting_count == EVENTS_MAX)
+    if (batch->waiting_count == KVT_LANE_EVENTS_MAX)
         return false;
     batch->waiting[batch->waiting_count++] = req;
     req->gpu_wait = KVT_WAIT_DONE; /* one wait on the stage's streams holds for all that follows */
@@ -72,7 +59,7 @@ static bool take_event(struct kvt_req *req, struct batch *batch)
 }
 
 /* Take what is ready and coded as the first block, in order; the others keep theirs. */
-static void take_batch(struct kvt_lane *lane, struct batch *batch)
+static void take_batch(struct kvt_lane *lane, struct kvt_lane_batch *batch)
 {
     struct kvt_cache *cache = lane->cache;
     memset(batch, 0, sizeof(*batch));
@@ -94,7 +81,7 @@ static void take_batch(struct kvt_lane *lane, struct batch *batch)
             (batch->bytes + block->record_bytes > bytes_max ||
              batch->blocks.count == KVT_LANE_RECORDS_MAX))
             fits = false, full = true; /* later ones would overtake */
-        if (!fits || !take_event(req, batch)) {
+        if (!fits || !kvt_lane_take_event(req, batch)) {
             kvt_bq_push(cache, queue, block);
             continue;
         }
@@ -121,8 +108,8 @@ static bool header_ok(const struct kvt_cache *cache, const struct kvt_req *req,
 }
 
 /* What can be said of a block before it is sent; false: *out is its end. */
-static bool begin(struct kvt_cache *cache, const struct batch *batch, struct kvt_block *block,
-                  struct kvt_outcome *out)
+static bool begin(struct kvt_cache *cache, const struct kvt_lane_batch *batch,
+                  struct kvt_block *block, struct kvt_outcome *out)
 {
     bool load = batch->kind == KVT_REQ_LOAD;
     const struct kvt_req *req = kvt_block_req(cache, block);
@@ -150,25 +137,29 @@ static bool begin(struct kvt_cache *cache, const struct batch *batch, struct kvt
 
 /* What is queued from here on waits for the engines' events. A request whose event is refused ends:
  * nobody knows when its pages are ready. */
-static void await_engines(const struct batch *batch)
+static void await_engines(const struct kvt_lane_batch *batch)
 {
     for (size_t i = 0; i < batch->waiting_count; i++)
         if (kvt_gpu_stage_await(batch->code.pool->stage->stage, batch->waiting[i]->gpu_event) != 0)
             batch->waiting[i]->gpu_wait = KVT_WAIT_FAILED;
 }
 
-/* Split the batch into what goes to the device and what has ended already. */
-static void begin_all(struct kvt_lane *lane, struct batch *batch, struct kvt_lane_flight *flight,
-                      struct kvt_block_queue *ended)
+void kvt_lane_begin(struct kvt_lane *lane, struct kvt_lane_batch *batch,
+                    struct kvt_lane_flight *flight, struct kvt_gpu_item *items,
+                    struct kvt_block_queue *ended, struct kvt_outcome *outcomes)
 {
     struct kvt_cache *cache = lane->cache;
     struct kvt_block *block;
+    flight->job = NULL;
+    flight->kind = batch->kind;
     kvt_bq_init(&flight->blocks);
     kvt_bq_init(ended);
+    batch->rc = kvt_lane_plan_of(&batch->code, &batch->plan, &batch->payload_bytes);
+    await_engines(batch);
     while ((block = kvt_bq_pop(cache, &batch->blocks)) != NULL) {
-        struct kvt_outcome *out = &lane->outcomes[ended->count];
+        struct kvt_outcome *out = &outcomes[ended->count];
         if (begin(cache, batch, block, out)) {
-            lane->items[flight->blocks.count] =
+            items[flight->blocks.count] =
                 (struct kvt_gpu_item){cache->channel.arena + block->arena_offset, block->page};
             kvt_bq_push(cache, &flight->blocks, block);
         } else {
@@ -177,7 +168,8 @@ static void begin_all(struct kvt_lane *lane, struct batch *batch, struct kvt_lan
     }
 }
 
-static int submit(struct kvt_lane *lane, struct batch *batch, struct kvt_lane_flight *flight)
+static int submit(struct kvt_lane *lane, struct kvt_lane_batch *batch,
+                  struct kvt_lane_flight *flight)
 {
     const struct kvt_settings *settings = lane->cache->settings;
     struct kvt_gpu_order order = {
@@ -223,7 +215,7 @@ static struct kvt_outcome result_of(const struct kvt_lane_flight *flight, size_t
 
 /* ---- the loop: locked ---------------------------------------------------------------------- */
 
-static void count_device_errors(struct kvt_lane *lane, uint64_t blocks)
+void kvt_lane_count_errors(struct kvt_lane *lane, uint64_t blocks)
 {
     struct kvt_cache *cache = lane->cache;
     cache->counters.gpu_failed_blocks += blocks;
@@ -239,7 +231,7 @@ static void count_device_errors(struct kvt_lane *lane, uint64_t blocks)
 }
 
 /* End all blocks of a queue alike. */
-static void end_all(struct kvt_cache *cache, int kind, struct kvt_block_queue *blocks, int status)
+void kvt_lane_end_all(struct kvt_cache *cache, int kind, struct kvt_block_queue *blocks, int status)
 {
     struct kvt_outcome out = {.kind = KVT_OUT_END, .status = status};
     struct kvt_block *block;
@@ -247,33 +239,38 @@ static void end_all(struct kvt_cache *cache, int kind, struct kvt_block_queue *b
         kvt_coding_end(cache, kind, block, &out);
 }
 
-static void finish_oldest(struct kvt_lane *lane)
+void kvt_lane_finish(struct kvt_lane *lane, struct kvt_lane_flight *flight)
 {
     struct kvt_cache *cache = lane->cache;
-    struct kvt_lane_flight flight = lane->flights[lane->flight_first];
     struct kvt_block *block;
     size_t index = 0;
     int rc;
     pthread_mutex_unlock(&cache->lock);
-    while ((rc = kvt_gpu_job_poll(flight.job, 1)) == 0) { /* woken early: ask again */
+    while ((rc = kvt_gpu_job_poll(flight->job, 1)) == 0) { /* woken early: ask again */
     }
-    for (uint32_t at = flight.blocks.head; at != KVT_NONE; at = cache->blocks[at].next, index++) {
+    for (uint32_t at = flight->blocks.head; at != KVT_NONE; at = cache->blocks[at].next, index++) {
         block = &cache->blocks[at];
-        lane->outcomes[index] = result_of(&flight, index, kvt_block_req(cache, block), block);
+        lane->outcomes[index] = result_of(flight, index, kvt_block_req(cache, block), block);
     }
-    kvt_gpu_job_free(flight.job);
+    kvt_gpu_job_free(flight->job);
     pthread_mutex_lock(&cache->lock);
-    lane->flight_first = (lane->flight_first + 1) % KVT_LANE_FLIGHTS;
-    lane->flight_count--;
     if (rc < 0)
-        count_device_errors(lane, flight.blocks.count);
-    for (index = 0; (block = kvt_bq_pop(cache, &flight.blocks)) != NULL; index++)
-        kvt_coding_end(cache, flight.kind, block, &lane->outcomes[index]);
+        kvt_lane_count_errors(lane, flight->blocks.count);
+    for (index = 0; (block = kvt_bq_pop(cache, &flight->blocks)) != NULL; index++)
+        kvt_coding_end(cache, flight->kind, block, &lane->outcomes[index]);
     kvt_pump(cache);
 }
 
+static void finish_oldest(struct kvt_lane *lane)
+{
+    struct kvt_lane_flight flight = lane->flights[lane->flight_first];
+    lane->flight_first = (lane->flight_first + 1) % KVT_LANE_FLIGHTS; /* the lane's thread alone */
+    lane->flight_count--;
+    kvt_lane_finish(lane, &flight);
+}
+
 /* Send one batch. The job's place in the ring is taken before the lock goes. */
-static void start_batch(struct kvt_lane *lane, struct batch *batch)
+static void start_batch(struct kvt_lane *lane, struct kvt_lane_batch *batch)
 {
     struct kvt_cache *cache = lane->cache;
     uint32_t at = (lane->flight_first + lane->flight_count) % KVT_LANE_FLIGHTS;
@@ -281,22 +278,18 @@ static void start_batch(struct kvt_lane *lane, struct batch *batch)
     struct kvt_block_queue ended;
     struct kvt_block *block;
     pthread_mutex_unlock(&cache->lock);
-    flight->job = NULL;
-    flight->kind = batch->kind;
-    batch->rc = kvt_lane_plan_of(&batch->code, &batch->plan, &batch->payload_bytes);
-    await_engines(batch);
-    begin_all(lane, batch, flight, &ended);
+    kvt_lane_begin(lane, batch, flight, lane->items, &ended, lane->outcomes);
     int rc = submit(lane, batch, flight);
     int64_t now = kvt_clock_now(&cache->clock);
     pthread_mutex_lock(&cache->lock);
     if (batch->rc == KVT_E_DEVICE)
-        count_device_errors(lane, ended.count);
+        kvt_lane_count_errors(lane, ended.count);
     for (size_t i = 0; (block = kvt_bq_pop(cache, &ended)) != NULL; i++)
         kvt_coding_end(cache, batch->kind, block, &lane->outcomes[i]);
     if (rc != 0) {
         if (rc == KVT_E_DEVICE)
-            count_device_errors(lane, flight->blocks.count);
-        end_all(cache, batch->kind, &flight->blocks, rc);
+            kvt_lane_count_errors(lane, flight->blocks.count);
+        kvt_lane_end_all(cache, batch->kind, &flight->blocks, rc);
     } else if (flight->job != NULL) {
         cache->counters.gpu_jobs++;
         lane->stage = batch->code.pool->stage;
@@ -349,32 +342,38 @@ static bool may_start(struct kvt_lane *lane)
     return lane->next_ns <= kvt_clock_now(&lane->cache->clock);
 }
 
-static void sleep_a_while(struct kvt_lane *lane)
+/* until: when a load by layers asks again; INT64_MAX: there is none. */
+static void sleep_a_while(struct kvt_lane *lane, int64_t until)
 {
     struct kvt_cache *cache = lane->cache;
-    if (!ready(lane)) {
+    if (ready(lane)) /* paced */
+        until = KVT_MIN(until, lane->next_ns);
+    if (until == INT64_MAX) {
         pthread_cond_wait(&lane->work, &cache->lock);
         return;
     }
-    struct timespec until = {.tv_sec = lane->next_ns / 1000000000, /* paced */
-                             .tv_nsec = lane->next_ns % 1000000000};
-    (void)pthread_cond_timedwait(&lane->work, &cache->lock, &until);
+    struct timespec at = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    (void)pthread_cond_timedwait(&lane->work, &cache->lock, &at);
 }
 
 void *kvt_lane_main(void *arg)
 {
     struct kvt_lane *lane = arg;
-    struct batch batch;
+    struct kvt_lane_batch batch;
     pthread_mutex_lock(&lane->cache->lock);
     while (!lane->stop || lane->flight_count > 0) {
-        if (may_start(lane)) {
+        int64_t until = INT64_MAX;
+        bool layers = kvt_layers_due(lane, &until); /* it has the device for itself */
+        if (layers && lane->flight_count == 0) {
+            kvt_layers_run(lane);
+        } else if (!layers && may_start(lane)) {
             take_batch(lane, &batch);
             if (batch.blocks.count > 0)
                 start_batch(lane, &batch);
         } else if (lane->flight_count > 0) {
             finish_oldest(lane);
         } else {
-            sleep_a_while(lane);
+            sleep_a_while(lane, until);
         }
     }
     pthread_mutex_unlock(&lane->cache->lock);
@@ -383,8 +382,12 @@ void *kvt_lane_main(void *arg)
 
 void kvt_lane_push(struct kvt_cache *cache, struct kvt_block *block, int kind)
 {
-    struct kvt_lane *lane = kvt_block_req(cache, block)->pool->gpu->lane;
-    kvt_bq_push(cache, &lane->ready[kind], block);
+    const struct kvt_req *req = kvt_block_req(cache, block);
+    struct kvt_lane *lane = req->pool->gpu->lane;
+    if (kind == KVT_REQ_LOAD && req->layers)
+        kvt_layers_push(lane, block);
+    else
+        kvt_bq_push(cache, &lane->ready[kind], block);
     pthread_cond_signal(&lane->work);
 }
 

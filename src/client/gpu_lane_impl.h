@@ -6,8 +6,10 @@
 #include "gpu/gpu.h"
 
 #define KVT_LANE_FLIGHTS 4u
-#define KVT_LANE_RECORDS_MAX 1024u
-#define KVT_LANE_MIXED_MAX 64u /* mixed maps of one pool */
+#define KVT_LANE_RECORDS_MAX 1024u    /* of one job */
+#define KVT_LANE_LAYER_RECORDS 8192u  /* of a load by layers: 128 Ki tokens in blocks of 16 */
+#define KVT_LANE_LAYER_PAGES 1572864u /* of their records: 6 GiB; 12 MiB on the device */
+#define KVT_LANE_MIXED_MAX 64u        /* mixed maps of one pool */
 
 struct kvt_lane_stage { /* shared by pools whose records fit */
     struct kvt_lane_stage *next;
@@ -68,15 +70,55 @@ struct kvt_lane {
     pthread_cond_t work;
     struct kvt_block_queue ready[2]; /* by kind */
     uint32_t load_streak;
-    int64_t next_ns; /* no job starts before; pacing */
+    int64_t next_ns;                /* no job starts before; pacing */
+    struct kvt_block_queue layered; /* READY, of loads by layers */
+    int64_t layered_ns;             /* when the last one came */
 
     /* the lane's thread alone */
     struct kvt_lane_stage *stage; /* of the jobs in flight */
     struct kvt_lane_flight flights[KVT_LANE_FLIGHTS];
     uint32_t flight_first, flight_count;
-    struct kvt_gpu_item items[KVT_LANE_RECORDS_MAX];
-    struct kvt_outcome outcomes[KVT_LANE_RECORDS_MAX];
+    struct kvt_gpu_item items[KVT_LANE_LAYER_RECORDS];
+    struct kvt_outcome outcomes[KVT_LANE_LAYER_RECORDS];
 };
+
+#define KVT_LANE_EVENTS_MAX 32u /* that one job waits for */
+
+struct kvt_lane_batch {
+    struct kvt_block_queue blocks; /* in state CODING, linked */
+    int kind;
+    struct kvt_lane_code code;
+    struct kvt_gpu_plan *plan;
+    uint32_t payload_bytes;
+    int rc;                                       /* of finding the plan */
+    struct kvt_req *waiting[KVT_LANE_EVENTS_MAX]; /* requests whose event comes first */
+    size_t waiting_count;
+    uint64_t bytes;
+};
+
+/* gpu_lane.c. Begin with a batch: its plan, its engines' events, and what of it goes to the device:
+ * items, linked in flight->blocks; the others in `ended`, their outcomes from outcomes[] on. Not
+ * locked. */
+void kvt_lane_begin(struct kvt_lane *lane, struct kvt_lane_batch *batch,
+                    struct kvt_lane_flight *flight, struct kvt_gpu_item *items,
+                    struct kvt_block_queue *ended, struct kvt_outcome *outcomes);
+/* Whether the batch can wait for the engine's event of this request; it then will. Locked. */
+bool kvt_lane_take_event(struct kvt_req *req, struct kvt_lane_batch *batch);
+/* Wait for a flight's job and end its blocks. Locked; lets go of the lock meanwhile. */
+void kvt_lane_finish(struct kvt_lane *lane, struct kvt_lane_flight *flight);
+/* End all blocks of a queue alike. Locked. */
+void kvt_lane_end_all(struct kvt_cache *cache, int kind, struct kvt_block_queue *blocks,
+                      int status);
+/* Blocks ended since the device failed: counted, and its loss is told once. Locked; lets go of the
+ * lock meanwhile. */
+void kvt_lane_count_errors(struct kvt_lane *lane, uint64_t blocks);
+
+/* gpu_layers.c. Locked. A READY block of a load by layers. */
+void kvt_layers_push(struct kvt_lane *lane, struct kvt_block *block);
+/* Whether such a load may start once nothing is in flight; else *until: when to ask again. */
+bool kvt_layers_due(struct kvt_lane *lane, int64_t *until);
+/* Run it to its end. Lets go of the lock meanwhile. */
+void kvt_layers_run(struct kvt_lane *lane);
 
 void *kvt_lane_main(void *lane);
 

@@ -12,6 +12,9 @@
 #include "base/checked.h"
 #include "client/gpu_lane_impl.h"
 
+/* Of a record, in one range of layers: shorter copies leave the link idle in between. */
+#define RANGE_BYTES (128u << 10)
+
 uint32_t kvt_lane_record_max(const struct kvt_shape *shape)
 {
     uint32_t largest = 0;
@@ -31,7 +34,7 @@ int kvt_lane_plans_make(struct kvt_lane_pool *own)
             const struct kvt_map *uniform = shape->groups[g].uniform[level];
             if (uniform == NULL || uniform->level != level) /* none, or that of a higher level */
                 continue;
-            struct kvt_gpu_map map = {.level = level};
+            struct kvt_gpu_map map = {.level = level, .range_bytes = RANGE_BYTES};
             rc = kvt_gpu_plan_on(own->stage->stage, &shape->layout, shape->groups[g].group, &map,
                                  &own->pool->desc, &own->uniform[g][level]);
         }
@@ -115,6 +118,7 @@ static int add_mixed(const struct kvt_lane_code *code, const uint8_t *table, uin
         .lead = mixed->table,
         .lead_bytes = bytes,
         .payload_bytes = payload_bytes,
+        .range_bytes = RANGE_BYTES,
     };
     int rc = kvt_gpu_plan_on(own->stage->stage, &own->pool->shape->layout, code->group->group, &map,
                              &own->pool->desc, &mixed->plan);

@@ -66,6 +66,7 @@ static struct kvt_lane *lane_make(struct kvt_cache *cache, int device)
     lane->device = device;
     for (int kind = 0; kind < 2; kind++)
         kvt_bq_init(&lane->ready[kind]);
+    kvt_bq_init(&lane->layered);
     return lane;
 }
 
@@ -183,7 +184,8 @@ static int stage_take(struct kvt_lane *lane, uint32_t record_bytes, struct kvt_l
     }
     struct kvt_gpu_stage_opts opts = {
         .ctas = (uint32_t)settings->gpu_ctas,
-        .records_max = KVT_LANE_RECORDS_MAX,
+        .records_max = KVT_LANE_LAYER_RECORDS,
+        .layer_pages = KVT_LANE_LAYER_PAGES,
         .jobs_max = KVT_LANE_FLIGHTS,
         .record_bytes = record_bytes,
         .wave_bytes = (uint32_t)settings->gpu_wave,

@@ -71,6 +71,8 @@ static int req_take(const struct ask *ask, struct kvt_req **out)
     req->elapsed_ns = 0;
     req->gpu_wait = KVT_WAIT_NONE;
     req->gpu_event = NULL;
+    req->layers = false;
+    req->layers_ready = req->next_layer = 0;
     atomic_store_explicit(&req->canceled, 0, memory_order_relaxed);
     cache->callers++; /* until submit */
     ask->ns->refs++;
@@ -295,6 +297,9 @@ int kvt_store(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *ke
 
 static int load_opts_read(const struct kvt_load_opts *from, struct kvt_load_opts *opts)
 {
+    static_assert(offsetof(struct kvt_load_opts, wait) <= KVT_LOAD_OPTS_SIZE_0 &&
+                      offsetof(struct kvt_load_opts, layers) == KVT_LOAD_OPTS_SIZE_1,
+                  "earlier versions ended there");
     memset(opts, 0, sizeof(*opts));
     if (from == NULL)
         return 0;
@@ -302,6 +307,8 @@ static int load_opts_read(const struct kvt_load_opts *from, struct kvt_load_opts
         *opts = *from;
     else if (from->struct_size == KVT_LOAD_OPTS_SIZE_0)
         memcpy(opts, from, offsetof(struct kvt_load_opts, wait));
+    else if (from->struct_size == KVT_LOAD_OPTS_SIZE_1)
+        memcpy(opts, from, offsetof(struct kvt_load_opts, layers));
     else
         return KVT_E_VERSION;
     return 0;
@@ -330,6 +337,8 @@ int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *key
         rc = load_opts_read(opts, &use);
     if (rc == 0 && (use.min_level < KVT_LEVEL_DEFAULT || use.min_level > KVT_LEVEL_RAW))
         rc = KVT_E_INVAL;
+    if (rc == 0 && ((use.layers != 0 && use.layers != 1) || use.reserved != 0))
+        rc = KVT_E_INVAL;
     if (rc == 0)
         rc = wait_check(pool, use.wait);
     if (rc != 0)
@@ -345,6 +354,7 @@ int kvt_load(struct kvt_ns *ns, struct kvt_pool *pool, const struct kvt_key *key
     }
     req->deadline_ns = deadline_at(req, use.deadline_ns);
     req->min_level = (uint8_t)use.min_level;
+    req->layers = use.layers != 0 && pool->gpu != NULL;
     *out = req;
     req_submit(req);
     return 0;
@@ -360,7 +370,18 @@ static struct timespec after(const struct kvt_cache *cache, int64_t timeout_ns)
     return (struct timespec){.tv_sec = at / 1000000000, .tv_nsec = at % 1000000000};
 }
 
+/* Whether everything before `next` of a request by layers is in its pages. */
+static bool is_there(const struct kvt_req *req, uint32_t layer)
+{
+    return req->state == KVT_R_COMPLETE || req->state == KVT_R_FREE || req->next_layer > layer;
+}
+
 int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns)
+{
+    return kvt_req_wait_layer(req, UINT32_MAX, timeout_ns);
+}
+
+int kvt_req_wait_layer(struct kvt_req *req, uint32_t layer, int64_t timeout_ns)
 {
     if (req == NULL)
         return KVT_E_INVAL;
@@ -373,10 +394,10 @@ int kvt_req_wait(struct kvt_req *req, int64_t timeout_ns)
     pthread_mutex_lock(&cache->lock);
     cache->callers++;
     int rc = 0;
-    while (req->state != KVT_R_COMPLETE && req->state != KVT_R_FREE && timeout_ns != 0 && rc == 0)
+    while (!is_there(req, layer) && timeout_ns != 0 && rc == 0)
         rc = timeout_ns < 0 ? pthread_cond_wait(&req->cond, &cache->lock)
                             : pthread_cond_timedwait(&req->cond, &cache->lock, &until);
-    int complete = req->state == KVT_R_FREE ? KVT_E_INVAL : req->state == KVT_R_COMPLETE;
+    int complete = req->state == KVT_R_FREE ? KVT_E_INVAL : is_there(req, layer);
     cache->callers--;
     if (cache->closing)
         pthread_cond_broadcast(&cache->idle);

@@ -86,6 +86,8 @@ struct kvt_gpu_stage_opts {
     uint32_t jobs_max;     /* in flight; 0: 2 */
     uint32_t wave_bytes;   /* staging of one wave; 0: 11 MiB; at least record_bytes */
     uint32_t record_bytes; /* the largest record that its plans will have */
+    uint32_t layer_pages; /* 4 KiB pages of all records that are loaded by layers at a time; 0: none
+                             are; costs 8 bytes each */
 };
 
 /* 0; KVT_E_INVAL; KVT_E_LIMIT; -ENOMEM (also of the device); KVT_E_DEVICE. Blocks. */
@@ -104,7 +106,10 @@ struct kvt_gpu_map {
     const void *lead;       /* first bytes of every payload, before the heads (levels set) */
     uint32_t lead_bytes;    /* a multiple of 16 */
     uint32_t payload_bytes; /* with levels: lead, heads, and zeros; else it follows */
+    uint32_t range_bytes;   /* loads by layers: least bytes of a record in one range; 0: not used */
 };
+
+#define KVT_GPU_RANGES_MAX 16u /* of layers, in which a record can be loaded */
 
 /* Prepare a pool for one group and map. pool: device addresses; layout and pool are copied.
  * 0; KVT_E_VERSION, KVT_E_INVAL, KVT_E_LAYOUT, KVT_E_LIMIT from the checks of layout and pool;
@@ -157,6 +162,26 @@ KVT_GPU_RESULT int kvt_gpu_restore(struct kvt_gpu_plan *plan, const struct kvt_g
 KVT_GPU_RESULT int kvt_gpu_evict(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items,
                                  size_t n, const struct kvt_gpu_order *order,
                                  struct kvt_gpu_job **out);
+
+/* A load of several plans' records by layers: the first layers of all records come first, so that
+ * an engine can begin with them. A record is verified when all of it has come: until the job is
+ * done and its result 0, what the pages hold is provisional. */
+struct kvt_gpu_load {
+    struct kvt_gpu_plan *plan; /* all of one stage */
+    const struct kvt_gpu_item *items;
+    size_t n;
+    struct kvt_gpu_job *job; /* out */
+};
+/* As kvt_gpu_restore() by the path COPY; all or none are queued. KVT_E_LIMIT also: more than
+ * layer_pages. No other load by layers is in flight on the stage. */
+KVT_GPU_RESULT int kvt_gpu_restore_layers(struct kvt_gpu_load *loads, size_t count,
+                                          const struct kvt_gpu_order *order);
+/* Ranges of layers of a job by layers, at least 1. */
+uint32_t kvt_gpu_job_ranges(const struct kvt_gpu_job *job);
+/* Wait for the ranges 0 to `range`. 0, and *next_layer: layers before it are in the pages
+ * (UINT32_MAX: all); KVT_E_DEVICE. Blocks. */
+KVT_GPU_RESULT int kvt_gpu_job_await_range(struct kvt_gpu_job *job, uint32_t range,
+                                           uint32_t *next_layer);
 
 /* 1 done, 0 not yet, KVT_E_DEVICE. wait: 1 sleeps until it is done. */
 KVT_GPU_RESULT int kvt_gpu_job_poll(struct kvt_gpu_job *job, int wait);

@@ -97,7 +97,10 @@ struct kvt_gpu_job {
     int done;
     size_t count;
     kvt_cu_event event;
-    struct kvt_gpu_result *results; /* pinned, records_max */
+    uint32_t range_count;                          /* 0: the job is not by layers */
+    kvt_cu_event range_events[KVT_GPU_RANGES_MAX]; /* of a job by layers */
+    kvt_cu_ptr counters, page_hashes;              /* its own; else those of the waves */
+    struct kvt_gpu_result *results;                /* pinned, records_max */
     kvt_cu_ptr results_device;
     uint8_t *headers; /* pinned, 128 bytes a record */
     kvt_cu_ptr headers_device;
@@ -107,11 +110,12 @@ struct kvt_gpu_job {
 struct kvt_gpu_stage {
     struct kvt_gpu_stage *next; /* of the device */
     struct kvt_gpu *gpu;
-    struct kvt_gpu_stage_opts opts;         /* defaults filled in */
-    uint32_t pages;                         /* of a wave */
-    kvt_cu_stream move_stream, code_stream; /* over the link; kernels that code */
-    kvt_cu_stream check_stream;             /* the page kernel, where it has CTAs of its own */
-    kvt_cu_event entry;                     /* the engine's stream at the time of the call */
+    struct kvt_gpu_stage_opts opts;          /* defaults filled in */
+    uint32_t pages;                          /* of a wave */
+    kvt_cu_stream move_stream, code_stream;  /* over the link; kernels that code */
+    kvt_cu_stream check_stream;              /* the page kernel, where it has CTAs of its own */
+    kvt_cu_event entry;                      /* the engine's stream at the time of the call */
+    kvt_cu_ptr layer_counters, layer_hashes; /* of jobs by layers: records of all, layer_pages */
     struct kvt_gpu_wave waves[KVT_GPU_DEPTH_MAX];
     uint32_t next_wave;
     void *pinned; /* results and headers of all jobs */
@@ -122,6 +126,8 @@ struct kvt_gpu_stage {
 
 /* Wait until nothing of the stage runs any more. Our context is current. */
 void kvt_gpu_stage_sync(struct kvt_gpu_stage *stage);
+/* The same, and hashes of records that were loaded in part are forgotten. */
+void kvt_gpu_stage_reset_layers(struct kvt_gpu_stage *stage);
 
 /* ---- plan ---- */
 
@@ -140,6 +146,16 @@ struct kvt_gpu_spans { /* what the launches over (some parts of) a record cover 
     uint32_t end_unit;
 };
 
+/* A run of layers of a record, or all of it: what is copied, hashed and decoded together. The page
+ * where one range ends and the next begins is copied with both, and hashed with the first. */
+struct kvt_gpu_range {
+    struct kvt_gpu_spans spans;
+    uint32_t from_page, copy_pages;
+    uint32_t hash_page, hash_pages;
+    uint32_t next_layer; /* the first that is not in the ranges up to this one */
+    uint32_t wave;       /* records of one launch */
+};
+
 struct kvt_gpu_plan {
     struct kvt_gpu *gpu;
     struct kvt_gpu_stage *stage;
@@ -147,9 +163,10 @@ struct kvt_gpu_plan {
     uint32_t block_count;
     uint32_t used_bytes; /* header and what is coded; the rest of a record is zero */
     uint32_t record_bytes, pages;
-    uint32_t wave;    /* records of one launch */
     kvt_cu_ptr parts; /* struct kvt_gpu_part[], and the lead behind them */
-    struct kvt_gpu_spans spans;
+    struct kvt_gpu_range whole;
+    uint32_t range_count; /* 1: whole */
+    struct kvt_gpu_range ranges[KVT_GPU_RANGES_MAX];
 };
 
 /* ---- a job's waves ---- */
@@ -157,6 +174,7 @@ struct kvt_gpu_plan {
 struct kvt_gpu_batch { /* what one wave works on */
     struct kvt_gpu_job *job;
     struct kvt_gpu_wave *wave;
+    const struct kvt_gpu_range *range; /* of each record */
     size_t first;
     uint32_t count;
     kvt_cu_ptr slots[KVT_GPU_RECORDS_MAX]; /* device addresses; 0: not pinned */
@@ -164,7 +182,7 @@ struct kvt_gpu_batch { /* what one wave works on */
 
 static inline kvt_cu_ptr kvt_gpu_staging_of(const struct kvt_gpu_batch *batch, uint32_t i)
 {
-    return batch->wave->staging + (kvt_cu_ptr)i * batch->job->plan->record_bytes;
+    return batch->wave->staging + (kvt_cu_ptr)i * batch->range->copy_pages * KVT_GPU_PAGE_BYTES;
 }
 
 /* Queue the copies between slots and staging on the move stream (job_copy.c). */
@@ -183,5 +201,9 @@ struct kvt_gpu_source { /* of a table */
  * from first_unit. parts: NULL to count them only. Returns how many. Pure. */
 uint32_t kvt_gpu_table(const struct kvt_gpu_source *source, struct kvt_gpu_part *parts,
                        uint32_t first_entry, uint32_t first_unit, struct kvt_gpu_spans *spans);
+
+/* Bytes of the payload that a part of the layout takes; 0: it is of another group. *entry: of the
+ * map, moved on (plan_table.c). */
+uint32_t kvt_gpu_part_bytes(const struct kvt_gpu_source *source, uint32_t part, uint32_t *entry);
 
 #endif

@@ -60,9 +60,10 @@ static int run_coding(const struct kvt_gpu_batch *batch, enum kvt_gpu_kernel ker
         .records = batch->count,
         .guard = (uint32_t)guard,
     };
+    kvt_cu_ptr skipped = (kvt_cu_ptr)batch->range->from_page * KVT_GPU_PAGE_BYTES;
     for (uint32_t i = 0; i < batch->count; i++) {
-        coding.payload[i] =
-            (direct ? batch->slots[i] : kvt_gpu_staging_of(batch, i)) + KVT_GPU_HEADER_BYTES;
+        kvt_cu_ptr record = direct ? batch->slots[i] : kvt_gpu_staging_of(batch, i) - skipped;
+        coding.payload[i] = record + KVT_GPU_HEADER_BYTES;
         coding.block[i] = batch->job->items[batch->first + i].block;
     }
     const struct kvt_gpu_job *job = batch->job;
@@ -81,23 +82,31 @@ static int run_paging(const struct kvt_gpu_batch *batch, int make, int from_slot
 {
     struct kvt_gpu_job *job = batch->job;
     struct kvt_gpu_plan *plan = job->plan;
+    const struct kvt_gpu_range *range = batch->range;
+    kvt_cu_ptr skipped = (kvt_cu_ptr)(range->hash_page - range->from_page) * KVT_GPU_PAGE_BYTES;
     struct kvt_gpu_paging paging = {
         .counters = batch->wave->counters,
         .page_hashes = batch->wave->page_hashes,
         .status = make ? batch->wave->status : 0,
         .results = job->results_device + batch->first * sizeof(struct kvt_gpu_result),
         .records = batch->count,
-        .pages = plan->pages,
+        .pages = range->hash_pages,
+        .first_page = range->hash_page,
+        .total_pages = plan->pages,
         .used_bytes = plan->used_bytes,
         .make = (uint32_t)make,
     };
+    if (job->range_count > 0) { /* hashes of a record come together over several waves */
+        paging.counters = job->counters + batch->first * sizeof(uint32_t);
+        paging.page_hashes = job->page_hashes + batch->first * plan->pages * sizeof(uint64_t);
+    }
     for (uint32_t i = 0; i < batch->count; i++) {
-        paging.from[i] = from_slots ? batch->slots[i] : kvt_gpu_staging_of(batch, i);
-        paging.to[i] = to_slots ? batch->slots[i] : kvt_gpu_staging_of(batch, i);
+        paging.from[i] = from_slots ? batch->slots[i] : kvt_gpu_staging_of(batch, i) + skipped;
+        paging.to[i] = to_slots ? batch->slots[i] : kvt_gpu_staging_of(batch, i) + skipped;
         paging.header[i] = job->headers_device + (batch->first + i) * KVT_GPU_HEADER_BYTES;
     }
-    return launch(plan->gpu, KVT_GPU_PAGES, ctas, (uint64_t)plan->pages * batch->count, &paging,
-                  stream);
+    return launch(plan->gpu, KVT_GPU_PAGES, ctas, (uint64_t)range->hash_pages * batch->count,
+                  &paging, stream);
 }
 
 /* ---- waves ---- */
@@ -146,9 +155,9 @@ static int restore_wave(const struct kvt_gpu_batch *batch)
     if (status == 0)
         status = await(gpu, stage->code_stream, wave->ready);
     if (status == 0)
-        status = run_coding(batch, KVT_GPU_DECODE, &plan->spans.coded, 0);
+        status = run_coding(batch, KVT_GPU_DECODE, &batch->range->spans.coded, 0);
     if (status == 0)
-        status = run_coding(batch, KVT_GPU_RAW_SCATTER, &plan->spans.scatter, 0);
+        status = run_coding(batch, KVT_GPU_RAW_SCATTER, &batch->range->spans.scatter, 0);
     if (status == 0)
         status = await(gpu, stage->code_stream, wave->checked);
     return status == 0 ? record(gpu, wave->empty, stage->code_stream) : status;
@@ -162,10 +171,9 @@ static int encode_classes(const struct kvt_gpu_batch *batch, int guard)
         [KVT_GPU_CLASS_UNIFORM] = KVT_GPU_ENCODE_UNIFORM,
         [KVT_GPU_CLASS_RAW] = KVT_GPU_RAW_GATHER,
     };
-    struct kvt_gpu_plan *plan = batch->job->plan;
     int status = 0;
     for (int i = 0; i < KVT_GPU_CLASSES && status == 0; i++)
-        status = run_coding(batch, kernels[i], &plan->spans.gather[i], guard);
+        status = run_coding(batch, kernels[i], &batch->range->spans.gather[i], guard);
     return status;
 }
 
@@ -226,6 +234,7 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
                       : job->ctas >= 48 ? CHECK_CTAS_MANY
                                         : KVT_MIN((3 * job->ctas + 8) / 16, CHECK_CTAS_MAX);
     job->count = n;
+    job->range_count = 0;
     job->error = 0;
     job->done = 0;
     memcpy(job->items, items, n * sizeof(*items));
@@ -236,9 +245,10 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
 /* Records of the next wave. The link idles while the first wave of an eviction is encoded, and
  * while the last of a restore is decoded: those are small, and their neighbours half as large again
  * or twice as large. Not beside other jobs, which keep the link busy. */
-static uint32_t next_wave(const struct kvt_gpu_job *job, size_t first, uint32_t before, int alone)
+static uint32_t next_wave(const struct kvt_gpu_job *job, const struct kvt_gpu_range *range,
+                          size_t first, uint32_t before, int alone)
 {
-    uint32_t full = job->plan->wave;
+    uint32_t full = range->wave;
     size_t left = job->count - first;
     uint32_t size = full;
     if (alone && job->evict)
@@ -262,35 +272,52 @@ static void prepare_wave(struct kvt_gpu_batch *batch)
     }
 }
 
-static int queue_waves(struct kvt_gpu_job *job, const struct kvt_gpu_order *order)
+static int await_order(struct kvt_gpu_stage *stage, const struct kvt_gpu_order *order)
 {
-    struct kvt_gpu_plan *plan = job->plan;
-    struct kvt_gpu_stage *stage = plan->stage;
-    struct kvt_gpu *gpu = plan->gpu;
-    int status = 0;
-    if (order->has_stream) {
-        status = record(gpu, stage->entry, order->stream);
-        if (status == 0)
-            status = await(gpu, stage->code_stream, stage->entry);
-        if (status == 0)
-            status = await(gpu, stage->move_stream, stage->entry);
-    }
-    int alone = 1;
-    for (uint32_t i = 0; i < stage->opts.jobs_max; i++)
-        alone &= !stage->jobs[i].busy;
+    struct kvt_gpu *gpu = stage->gpu;
+    if (!order->has_stream)
+        return 0;
+    int status = record(gpu, stage->entry, order->stream);
+    if (status == 0)
+        status = await(gpu, stage->code_stream, stage->entry);
+    if (status == 0)
+        status = await(gpu, stage->move_stream, stage->entry);
+    return status;
+}
+
+/* One range of all records of a job. */
+static int queue_range(struct kvt_gpu_job *job, const struct kvt_gpu_range *range, int guard,
+                       int alone)
+{
+    struct kvt_gpu_stage *stage = job->plan->stage;
     uint32_t count = 0;
+    int status = 0;
     for (size_t first = 0; first < job->count && status == 0; first += count) {
-        count = next_wave(job, first, count, alone);
+        count = next_wave(job, range, first, count, alone);
         struct kvt_gpu_batch batch = {
             .job = job,
             .wave = &stage->waves[stage->next_wave],
+            .range = range,
             .first = first,
             .count = count,
         };
         prepare_wave(&batch);
         stage->next_wave = (stage->next_wave + 1) % stage->opts.depth;
-        status = job->evict ? evict_wave(&batch, order->guard) : restore_wave(&batch);
+        status = job->evict ? evict_wave(&batch, guard) : restore_wave(&batch);
     }
+    return status;
+}
+
+static int queue_waves(struct kvt_gpu_job *job, const struct kvt_gpu_order *order)
+{
+    struct kvt_gpu_plan *plan = job->plan;
+    struct kvt_gpu_stage *stage = plan->stage;
+    struct kvt_gpu *gpu = plan->gpu;
+    int alone = 1, status = await_order(stage, order);
+    for (uint32_t i = 0; i < stage->opts.jobs_max; i++)
+        alone &= !stage->jobs[i].busy;
+    if (status == 0)
+        status = queue_range(job, &plan->whole, order->guard, alone);
     kvt_cu_stream last = job->evict ? stage->move_stream : stage->code_stream;
     return status == 0 ? record(gpu, job->event, last) : status;
 }
@@ -337,6 +364,110 @@ int kvt_gpu_evict(struct kvt_gpu_plan *plan, const struct kvt_gpu_item *items, s
                   const struct kvt_gpu_order *order, struct kvt_gpu_job **out)
 {
     return submit(plan, items, n, order, 1, out);
+}
+
+/* ---- loads by layers ---- */
+
+/* Jobs for all loads, with hashes of their own. Undone by clearing busy. */
+static int prepare_loads(struct kvt_gpu_load *loads, size_t count,
+                         const struct kvt_gpu_order *order)
+{
+    struct kvt_gpu_stage *stage = loads[0].plan->stage;
+    uint64_t records = 0, pages = 0;
+    for (size_t i = 0; i < count; i++) {
+        struct kvt_gpu_job *job = NULL;
+        for (uint32_t j = 0; j < stage->opts.jobs_max && job == NULL; j++)
+            if (!stage->jobs[j].busy)
+                job = &stage->jobs[j];
+        if (job == NULL)
+            return -EAGAIN;
+        loads[i].job = job;
+        job->plan = loads[i].plan;
+        if (loads[i].n == 0 || loads[i].n > stage->opts.records_max || job->plan->stage != stage)
+            return KVT_E_INVAL;
+        int status = prepare(job, loads[i].items, loads[i].n, order, 0);
+        if (status != 0)
+            return status;
+        job->busy = 1;
+        job->range_count = job->plan->range_count;
+        job->counters = stage->layer_counters + records * sizeof(uint32_t);
+        job->page_hashes = stage->layer_hashes + pages * sizeof(uint64_t);
+        records += loads[i].n;
+        pages += (uint64_t)loads[i].n * job->plan->pages;
+        if (pages > stage->opts.layer_pages)
+            return KVT_E_LIMIT;
+    }
+    return 0;
+}
+
+/* Range by range, the jobs in turn. */
+static int queue_loads(struct kvt_gpu_load *loads, size_t count, const struct kvt_gpu_order *order)
+{
+    struct kvt_gpu_stage *stage = loads[0].plan->stage;
+    int status = await_order(stage, order);
+    for (uint32_t range = 0; range < KVT_GPU_RANGES_MAX && status == 0; range++)
+        for (size_t i = 0; i < count && status == 0; i++) {
+            struct kvt_gpu_job *job = loads[i].job;
+            if (range >= job->range_count)
+                continue;
+            status = queue_range(job, &job->plan->ranges[range], 0, 0);
+            if (status == 0)
+                status = record(stage->gpu, job->range_events[range], stage->code_stream);
+            if (status == 0 && range + 1 == job->range_count)
+                status = record(stage->gpu, job->event, stage->code_stream);
+        }
+    return status;
+}
+
+int kvt_gpu_restore_layers(struct kvt_gpu_load *loads, size_t count,
+                           const struct kvt_gpu_order *order)
+{
+    if (count == 0 || order->path != KVT_GPU_PATH_COPY)
+        return KVT_E_INVAL;
+    for (size_t i = 0; i < count; i++)
+        loads[i].job = NULL;
+    struct kvt_gpu_stage *stage = loads[0].plan->stage;
+    struct kvt_gpu *gpu = stage->gpu;
+    int status = kvt_gpu_enter(gpu);
+    if (status != 0)
+        return status;
+    pthread_rwlock_rdlock(&gpu->queueing);
+    status = prepare_loads(loads, count, order);
+    if (status == 0) {
+        status = queue_loads(loads, count, order);
+        if (status != 0) /* hashes of records that did not end are counted from zero again */
+            kvt_gpu_stage_reset_layers(stage);
+    }
+    pthread_rwlock_unlock(&gpu->queueing);
+    kvt_gpu_leave(gpu);
+    for (size_t i = 0; i < count && status != 0; i++)
+        if (loads[i].job != NULL)
+            loads[i].job->busy = 0;
+    return status;
+}
+
+uint32_t kvt_gpu_job_ranges(const struct kvt_gpu_job *job)
+{
+    return KVT_MAX(job->range_count, 1u);
+}
+
+int kvt_gpu_job_await_range(struct kvt_gpu_job *job, uint32_t range, uint32_t *next_layer)
+{
+    struct kvt_gpu *gpu = job->stage->gpu;
+    if (job->error != 0)
+        return job->error;
+    range = KVT_MIN(range, job->range_count - 1);
+    int status = kvt_gpu_enter(gpu);
+    if (status == 0) {
+        kvt_cu_result result;
+        do {
+            result = gpu->cuda.event_sync(job->range_events[range]);
+        } while (result == KVT_CU_NOT_READY);
+        status = kvt_gpu_check(gpu, result);
+        kvt_gpu_leave(gpu);
+    }
+    *next_layer = job->plan->ranges[range].next_layer;
+    return status == 0 ? 0 : KVT_E_DEVICE;
 }
 
 int kvt_gpu_job_poll(struct kvt_gpu_job *job, int wait)

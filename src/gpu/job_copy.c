@@ -82,8 +82,10 @@ int kvt_gpu_run_copies(const struct kvt_gpu_batch *batch)
     for (uint32_t i = 0; i < batch->count; i++)
         pieces.pinned &= batch->slots[i] != 0;
     for (uint32_t i = 0; i < batch->count; i++) {
-        kvt_cu_ptr host = (uintptr_t)items[i].record, staging = kvt_gpu_staging_of(batch, i);
-        size_t left = batch->job->plan->record_bytes;
+        kvt_cu_ptr staging = kvt_gpu_staging_of(batch, i);
+        kvt_cu_ptr host =
+            (uintptr_t)items[i].record + (size_t)batch->range->from_page * KVT_GPU_PAGE_BYTES;
+        size_t left = (size_t)batch->range->copy_pages * KVT_GPU_PAGE_BYTES;
         while (left > 0) {
             size_t bytes = KVT_MIN(left, to_seam(batch->job->stage->gpu, host));
             int status = add_piece(batch, &pieces, host, staging, bytes);

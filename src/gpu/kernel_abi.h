@@ -77,13 +77,16 @@ struct kvt_gpu_result { /* one per record, written by the kernel into pinned hos
 /* Pages of records: checksum, and optionally header, padding and a copy. */
 struct kvt_gpu_paging {
     uint64_t counters;    /* device array of uint32_t, one per record, zero before and after */
-    uint64_t page_hashes; /* device array of uint64_t, pages per record */
+    uint64_t page_hashes; /* device array of uint64_t, total_pages per record */
     uint64_t status;      /* device array of uint32_t, or 0 */
     uint64_t results;     /* device address of an array of struct kvt_gpu_result */
     uint32_t records;
-    uint32_t pages;
+    uint32_t pages;      /* at from[] */
     uint32_t used_bytes; /* header and payload; what follows is zero (make) or hashed (check) */
     uint32_t make;       /* 1: put header, padding and checksum in place; 0: only look */
+    /* Of `total_pages` of each record, those from first_page on are at from[] now (make: all). The
+     * record is done when all have been seen, in any number of launches. */
+    uint32_t first_page, total_pages;
     uint64_t from[KVT_GPU_RECORDS_MAX];
     uint64_t to[KVT_GPU_RECORDS_MAX];     /* equal to from: in place */
     uint64_t header[KVT_GPU_RECORDS_MAX]; /* make: where the 128 header bytes are */
@@ -97,6 +100,6 @@ struct kvt_gpu_paging {
 KVT_GPU_ASSERT(sizeof(struct kvt_gpu_part) == 80, "part");
 KVT_GPU_ASSERT(sizeof(struct kvt_gpu_coding) == 40 + 12 * KVT_GPU_RECORDS_MAX, "coding");
 KVT_GPU_ASSERT(sizeof(struct kvt_gpu_result) == 16, "result");
-KVT_GPU_ASSERT(sizeof(struct kvt_gpu_paging) == 48 + 24 * KVT_GPU_RECORDS_MAX, "paging");
+KVT_GPU_ASSERT(sizeof(struct kvt_gpu_paging) == 56 + 24 * KVT_GPU_RECORDS_MAX, "paging");
 
 #endif

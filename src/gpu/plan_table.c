@@ -128,6 +128,20 @@ static int level_at(const struct kvt_gpu_source *source, const struct kvt_part *
                                : kvt_level_for_part(map->level, part);
 }
 
+uint32_t kvt_gpu_part_bytes(const struct kvt_gpu_source *source, uint32_t index, uint32_t *entry)
+{
+    const struct kvt_part *part = &source->layout->parts[index];
+    uint32_t tokens = kvt_group_tokens(source->layout, source->group), bytes = 0;
+    if (part->group != source->group)
+        return 0;
+    for (uint32_t head = 0; head < part->heads; head++) {
+        int level = level_at(source, part, (*entry)++);
+        bytes += level == KVT_LEVEL_RAW ? tokens * part->head_dim * kvt_dtype_bytes(part->dtype)
+                                        : tokens / KVT_TILE_TOKENS * kvt_tile_bytes(level, part);
+    }
+    return bytes;
+}
+
 static void add_class(struct builder *b)
 {
     const struct kvt_layout *layout = b->source->layout;
@@ -201,7 +215,7 @@ uint32_t kvt_gpu_table(const struct kvt_gpu_source *source, struct kvt_gpu_part 
         add_class(&b);
     }
     from[KVT_GPU_CLASSES] = b.count;
-    if (source->map->lead_bytes > 0)
+    if (source->map->lead_bytes > 0 && source->first_part == 0)
         add_lead(&b);
     for (int class = 0; class < KVT_GPU_CLASSES; class ++)
         spans->gather[class] = span_of(&b, from[class], from[class + 1]);

@@ -52,6 +52,12 @@ static uint64_t take(uint64_t *at, uint64_t bytes, uint64_t align)
     return here;
 }
 
+/* Records of all jobs. */
+static uint64_t layer_records(const struct kvt_gpu_stage *stage)
+{
+    return (uint64_t)stage->opts.records_max * stage->opts.jobs_max;
+}
+
 /* Offsets into the device allocation; with base 0 the end is its size. */
 static uint64_t lay_out_device(struct kvt_gpu_stage *stage, kvt_cu_ptr base)
 {
@@ -62,6 +68,10 @@ static uint64_t lay_out_device(struct kvt_gpu_stage *stage, kvt_cu_ptr base)
         w->status = take(&at, wave * sizeof(uint32_t), 256);
         w->page_hashes = take(&at, stage->pages * sizeof(uint64_t), 256);
         w->staging = take(&at, stage->pages * (uint64_t)KVT_GPU_PAGE_BYTES, KVT_GPU_PAGE_BYTES);
+    }
+    if (stage->opts.layer_pages > 0) {
+        stage->layer_counters = take(&at, layer_records(stage) * sizeof(uint32_t), 256);
+        stage->layer_hashes = take(&at, stage->opts.layer_pages * sizeof(uint64_t), 256);
     }
     return at - base;
 }
@@ -80,6 +90,9 @@ static int allocate_device(struct kvt_gpu_stage *stage)
      * streams do not wait for theirs. */
     for (uint32_t i = 0; i < stage->opts.depth && result == KVT_CU_OK; i++)
         result = gpu->cuda.fill_words_async(stage->waves[i].counters, 0, stage->opts.wave,
+                                            stage->code_stream);
+    if (stage->layer_counters != 0 && result == KVT_CU_OK)
+        result = gpu->cuda.fill_words_async(stage->layer_counters, 0, layer_records(stage),
                                             stage->code_stream);
     kvt_cu_result end = gpu->cuda.stream_sync(stage->code_stream);
     return kvt_gpu_check(gpu, result != KVT_CU_OK ? result : end);
@@ -141,13 +154,16 @@ static int make_streams(struct kvt_gpu_stage *stage)
     }
     for (uint32_t i = 0; i < stage->opts.jobs_max && status == 0; i++)
         status = make_event(gpu, &stage->jobs[i].event);
+    for (uint32_t i = 0; i < stage->opts.jobs_max && stage->opts.layer_pages > 0; i++)
+        for (uint32_t r = 0; r < KVT_GPU_RANGES_MAX && status == 0; r++)
+            status = make_event(gpu, &stage->jobs[i].range_events[r]);
     return status;
 }
 
 static void free_streams(struct kvt_gpu_stage *stage)
 {
     const struct kvt_cuda *cuda = &stage->gpu->cuda;
-    kvt_cu_event events[1 + 3 * KVT_GPU_DEPTH_MAX + KVT_GPU_JOBS_MAX];
+    kvt_cu_event events[1 + 3 * KVT_GPU_DEPTH_MAX + (1 + KVT_GPU_RANGES_MAX) * KVT_GPU_JOBS_MAX];
     kvt_cu_stream streams[3] = {stage->move_stream, stage->code_stream, stage->check_stream};
     size_t count = 0;
     events[count++] = stage->entry;
@@ -156,8 +172,11 @@ static void free_streams(struct kvt_gpu_stage *stage)
         events[count++] = stage->waves[i].checked;
         events[count++] = stage->waves[i].empty;
     }
-    for (uint32_t i = 0; i < KVT_GPU_JOBS_MAX; i++)
+    for (uint32_t i = 0; i < KVT_GPU_JOBS_MAX; i++) {
         events[count++] = stage->jobs[i].event;
+        for (uint32_t r = 0; r < KVT_GPU_RANGES_MAX; r++)
+            events[count++] = stage->jobs[i].range_events[r];
+    }
     for (size_t i = 0; i < count; i++)
         if (events[i] != NULL)
             (void)cuda->event_destroy(events[i]);
@@ -172,6 +191,15 @@ void kvt_gpu_stage_sync(struct kvt_gpu_stage *stage)
     for (int i = 0; i < 3; i++)
         if (streams[i] != NULL)
             (void)kvt_gpu_check(stage->gpu, stage->gpu->cuda.stream_sync(streams[i]));
+}
+
+void kvt_gpu_stage_reset_layers(struct kvt_gpu_stage *stage)
+{
+    kvt_gpu_stage_sync(stage);
+    (void)kvt_gpu_check(stage->gpu, stage->gpu->cuda.fill_words_async(stage->layer_counters, 0,
+                                                                      layer_records(stage),
+                                                                      stage->check_stream));
+    (void)kvt_gpu_check(stage->gpu, stage->gpu->cuda.stream_sync(stage->check_stream));
 }
 
 static int build(struct kvt_gpu_stage *stage)

@@ -37,16 +37,17 @@ static int run(struct kvt_gpu *gpu, uint64_t seed, uint64_t cases, double second
             }
         }
     }
-    printf(
-        "seed %llu: %llu cases, %llu blocks evicted, guard %llu, nonfinite %llu, hostile "
-        "records %llu, mixed %llu, levels %llu %llu %llu %llu %llu %llu, %llu failures, %.1f s\n",
-        (unsigned long long)seed, (unsigned long long)counts.cases,
-        (unsigned long long)counts.blocks, (unsigned long long)counts.guard,
-        (unsigned long long)counts.nonfinite, (unsigned long long)counts.hostile,
-        (unsigned long long)counts.levels[0], (unsigned long long)counts.levels[1],
-        (unsigned long long)counts.levels[2], (unsigned long long)counts.levels[3],
-        (unsigned long long)counts.levels[4], (unsigned long long)counts.levels[5],
-        (unsigned long long)counts.levels[6], (unsigned long long)failures, now() - start);
+    printf("seed %llu: %llu cases, %llu blocks evicted, guard %llu, nonfinite %llu, hostile "
+           "records %llu, ranges %llu, mixed %llu, levels %llu %llu %llu %llu %llu %llu, %llu "
+           "failures, %.1f s\n",
+           (unsigned long long)seed, (unsigned long long)counts.cases,
+           (unsigned long long)counts.blocks, (unsigned long long)counts.guard,
+           (unsigned long long)counts.nonfinite, (unsigned long long)counts.hostile,
+           (unsigned long long)counts.ranges, (unsigned long long)counts.levels[0],
+           (unsigned long long)counts.levels[1], (unsigned long long)counts.levels[2],
+           (unsigned long long)counts.levels[3], (unsigned long long)counts.levels[4],
+           (unsigned long long)counts.levels[5], (unsigned long long)counts.levels[6],
+           (unsigned long long)failures, now() - start);
     identity_free(identity);
     return failures != 0;
 }

@@ -1,7 +1,8 @@
 /* See identity.h. One case: a random layout and pool, filled with one of several kinds of numbers;
  * some of its pages are evicted and compared with records made by the scalar codec; then records
  * (those, or random bytes) are restored into the device's pool and into a host copy, and both pools
- * are compared whole, so that stray writes show. */
+ * are compared whole, so that stray writes show; then again by layers, over poisoned pools, looking
+ * at the layers that are said to be there after each range. */
 #include "gpu/identity.h"
 
 #include <math.h>
@@ -178,6 +179,8 @@ static int random_shape(struct kvt_rng *rng, struct identity *id, struct shape *
     s->device_pool = s->host_pool;
     s->device_pool.device = 0;
     s->device_pool.places = s->device;
+    for (uint32_t i = 0; i < s->layout.part_count; i++)
+        s->parts[i].layer = i / 2;
     s->group = s->parts[0].group;
     s->level = 1 + (int)pick(rng, 6);
     s->guard = (int)pick(rng, 2);
@@ -495,18 +498,96 @@ static int restore(struct identity *id, const struct shape *s, struct kvt_gpu_pl
     return 0;
 }
 
+/* Bytes of parts below `next_layer` that differ between the device's pool (a copy) and ours. */
+static size_t layers_differ(const struct identity *id, const struct shape *s, uint32_t next_layer)
+{
+    size_t count = 0;
+    for (uint32_t p = 0; p < s->layout.part_count; p++) {
+        const struct kvt_part *part = &s->parts[p];
+        const struct kvt_part_place *at = &s->host[p];
+        if (part->group != s->group || part->layer >= next_layer)
+            continue;
+        for (uint32_t b = 0; b < s->blocks; b++)
+            for (uint32_t h = 0; h < part->heads; h++)
+                for (uint32_t t = 0; t < s->layout.block_tokens; t++)
+                    for (uint32_t e = 0; e < part->head_dim; e++) {
+                        const uint8_t *ours = (const uint8_t *)at->base + at->stride_block * b +
+                                              at->stride_head * h + at->stride_token * t +
+                                              at->stride_elem * e;
+                        count += memcmp(ours, id->back_pool + (ours - id->host_pool),
+                                        kvt_dtype_bytes(part->dtype)) != 0;
+                    }
+    }
+    return count;
+}
+
+static int restore_layers(struct identity *id, const struct shape *s, struct kvt_gpu_plan *plan,
+                          struct kvt_rng *rng, struct identity_counts *counts, char *message,
+                          size_t len)
+{
+    struct kvt_gpu_item items[BLOCKS_MAX];
+    struct kvt_gpu_order order = {.path = KVT_GPU_PATH_COPY};
+    uint32_t half = s->blocks / 2, broken = pick(rng, 4) == 0 ? pick(rng, s->blocks) : s->blocks;
+    struct kvt_gpu_load loads[2] = {{.plan = plan, .items = items, .n = s->blocks - half},
+                                    {.plan = plan, .items = items + s->blocks - half, .n = half}};
+    make_records(id, s, rng, items, counts);
+    memset(id->host_pool, 0xa5, s->pool_bytes);
+    if (move_pool(id, s, 1) != 0)
+        FAIL("upload failed");
+    if (broken < s->blocks)
+        ((uint8_t *)items[broken].record)[128 + pick(rng, (uint32_t)s->record_bytes - 128)] ^= 4;
+    for (uint32_t i = 0; i < s->blocks; i++)
+        if (scalar_decode(s, items[i].block, (uint8_t *)items[i].record + 128) != 0)
+            FAIL("scalar decode refused");
+    int rc = kvt_gpu_restore_layers(loads, half > 0 ? 2 : 1, &order);
+    if (rc != 0)
+        FAIL("restore by layers refused: %d", rc);
+    for (uint32_t range = 0; range < kvt_gpu_job_ranges(loads[0].job); range++) {
+        uint32_t next, other = UINT32_MAX;
+        rc = kvt_gpu_job_await_range(loads[0].job, range, &next);
+        if (rc == 0 && half > 0)
+            rc = kvt_gpu_job_await_range(loads[1].job, range, &other);
+        if (rc != 0 || move_pool(id, s, 0) != 0)
+            FAIL("range %u did not come: %d", range, rc);
+        if (half > 0 && next != other)
+            FAIL("range %u: jobs of one plan differ", range);
+        size_t differ = layers_differ(id, s, next);
+        if (differ != 0)
+            FAIL("range %u of %u, layers below %u: %zu elements differ", range,
+                 kvt_gpu_job_ranges(loads[0].job), next, differ);
+        counts->ranges += next != UINT32_MAX;
+    }
+    for (uint32_t i = 0; i < s->blocks; i++) {
+        struct kvt_gpu_load *load = &loads[i >= s->blocks - half];
+        if (kvt_gpu_job_poll(load->job, 1) != 1)
+            FAIL("restore by layers did not end");
+        int status = kvt_gpu_job_result(load->job, i - (size_t)(load->items - items), NULL);
+        if (status != (i == broken ? KVT_E_CORRUPT : 0))
+            FAIL("restore by layers of record %u: status %d", i, status);
+    }
+    kvt_gpu_job_free(loads[0].job);
+    kvt_gpu_job_free(loads[1].job);
+    size_t at = first_difference(id->back_pool, id->host_pool, s->pool_bytes);
+    if (at != s->pool_bytes)
+        FAIL("restore by layers: pool byte %zu is %02x, scalar %02x", at, id->back_pool[at],
+             id->host_pool[at]);
+    return 0;
+}
+
 static int make_plan(struct identity *id, const struct shape *s, struct kvt_gpu_stage_opts *opts,
                      struct kvt_gpu_stage **stage, struct kvt_gpu_plan **plan)
 {
-    struct kvt_gpu_map map = {.levels = s->levels,
-                              .lead = s->lead,
-                              .lead_bytes = s->lead_bytes,
-                              .payload_bytes = (uint32_t)s->payload_bytes};
+    struct kvt_gpu_map map = {.level = s->level,
+                              .range_bytes = 4096u << (s->record_bytes / 4096 % 3)};
     *stage = NULL;
-    if (!s->mixed)
-        return kvt_gpu_plan_new(id->gpu, &s->layout, s->group, s->level, &s->device_pool, opts,
-                                plan);
+    if (s->mixed) {
+        map.levels = s->levels;
+        map.lead = s->lead;
+        map.lead_bytes = s->lead_bytes;
+        map.payload_bytes = (uint32_t)s->payload_bytes;
+    }
     opts->record_bytes = (uint32_t)s->record_bytes;
+    opts->layer_pages = SLOT_BYTES / 4096;
     int rc = kvt_gpu_stage_new(id->gpu, opts, stage);
     if (rc == 0)
         rc = kvt_gpu_plan_on(*stage, &s->layout, s->group, &map, &s->device_pool, plan);
@@ -526,7 +607,7 @@ int identity_case(struct identity *id, uint64_t seed, struct identity_counts *co
                                       .wave = 1 + pick(&rng, 3),
                                       .depth = 1 + pick(&rng, 3),
                                       .records_max = BLOCKS_MAX,
-                                      .jobs_max = 1};
+                                      .jobs_max = 2};
     fill_pool(&rng, s, id);
     if (move_pool(id, s, 1) != 0)
         FAIL("upload failed");
@@ -538,6 +619,8 @@ int identity_case(struct identity *id, uint64_t seed, struct identity_counts *co
     rc = evict(id, s, plan, &rng, counts, message, len);
     if (rc == 0)
         rc = restore(id, s, plan, &rng, counts, message, len);
+    if (rc == 0)
+        rc = restore_layers(id, s, plan, &rng, counts, message, len);
     kvt_gpu_plan_free(plan);
     kvt_gpu_stage_free(stage);
     return rc;

@@ -9,6 +9,7 @@
 
 struct identity_counts {
     uint64_t cases, blocks, coded_elements, guard, nonfinite, excused_or_fine, hostile;
+    uint64_t ranges; /* of layers, but the last of each record */
     uint64_t levels[8] /* 0: mixed */, dtypes[4];
 };
 

@@ -624,6 +624,7 @@ static void test_identity(void **state)
     }
     assert_true(counts.guard > 0 && counts.nonfinite > 0 && counts.hostile > 0);
     assert_true(counts.levels[0] > 30); /* mixed maps */
+    assert_true(counts.ranges > 50);
     assert_true(fake->batches > 0 && fake->copies > fake->batches);
     identity_free(identity);
     kvt_gpu_close(gpu);

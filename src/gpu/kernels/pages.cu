@@ -240,8 +240,8 @@ __device__ __forceinline__ void store_page(const kvt_gpu_paging &job, uint32_t r
 __device__ void finish_record(const kvt_gpu_paging &job, uint32_t record, const Lane &lane)
 {
     const uint64_t *hashes = reinterpret_cast<const uint64_t *>(job.page_hashes);
-    uint64_t checksum = words_hash(hashes + static_cast<uint64_t>(record) * job.pages, job.pages,
-                                   lane);
+    uint64_t checksum = words_hash(hashes + static_cast<uint64_t>(record) * job.total_pages,
+                                   job.total_pages, lane);
     if (lane.id != 0)
         return;
     if (job.make)
@@ -271,13 +271,14 @@ extern "C" __global__ void __launch_bounds__(KVT_GPU_WARPS * 32, 1)
         Words chunk[8];
         load_page(job, record, page, lane, chunk);
         // The checksum field (bytes 120 to 127) counts as zero: stripe 1, second word of pair 3.
-        if (page == 0 && lane.id == 7)
+        bool front = job.first_page + page == 0;
+        if (front && lane.id == 7)
             chunk[0].odd = 0;
         if (job.make || job.to[record] == job.from[record]) {
             store_page(job, record, page, lane, chunk);
         } else {  // a plain move keeps the field
             Words whole = chunk[0];
-            if (page == 0 && lane.id == 7)
+            if (front && lane.id == 7)
                 chunk[0].odd = *reinterpret_cast<const uint64_t *>(job.from[record] +
                                                                    KVT_GPU_CHECKSUM_AT);
             store_page(job, record, page, lane, chunk);
@@ -286,11 +287,11 @@ extern "C" __global__ void __launch_bounds__(KVT_GPU_WARPS * 32, 1)
         uint64_t hash = page_hash(chunk, lane);
         uint32_t finished = 0;
         if (lane.id == 0) {
-            hashes[static_cast<uint64_t>(record) * job.pages + page] = hash;
+            hashes[static_cast<uint64_t>(record) * job.total_pages + job.first_page + page] = hash;
             __threadfence();
             finished = atomicAdd(counters + record, 1u) + 1u;
         }
-        if (__shfl_sync(FULL, finished, 0) == job.pages) {
+        if (__shfl_sync(FULL, finished, 0) == job.total_pages) {
             __threadfence();
             finish_record(job, record, lane);
         }
