@@ -296,7 +296,7 @@ static int measure(struct gpu_bench *b, struct products *p, int evict, uint32_t 
     t.items = calloc((size_t)b->blocks, sizeof(*t.items));
     int rc = t.items != NULL ? gpu_bench_plan(b, KVT_LEVEL_KV4, ctas, JOBS, &t.plan) : -ENOMEM;
     if (rc == 0) {
-        t.slice = KVT_MIN(2u * t.plan->wave, (size_t)b->blocks);
+        t.slice = KVT_MIN(2u * t.plan->whole.wave, (size_t)b->blocks);
         rc = gpu_bench_items(b, kvt_gpu_plan_record_bytes(t.plan), 0, t.items);
         if (rc == 0) /* records to restore */
             rc = gpu_bench_job(b, t.plan, t.items, (size_t)b->blocks, 1, KVT_GPU_PATH_COPY);
