@@ -142,7 +142,7 @@ void kvt_man_title(const char *command)
         putchar('-');
     for (const char *c = command; *c; c++)
         putchar(*c == ' ' ? '-' : toupper((unsigned char)*c));
-    printf(" 1 \"\" \"kvtier %s\" \"kvtier\"\n.SH NAME\nkvtier", kvt_version());
+    printf(" 1 \"%s\" \"kvtier %s\" \"kvtier\"\n.SH NAME\nkvtier", KVT_SOURCE_DATE, kvt_version());
     if (command[0])
         printf("\\-");
     for (const char *c = command; *c; c++)

@@ -100,6 +100,11 @@ static void check_page(const char *name, const char *first, const char *second)
     if (run.code || run.err[0])
         fail_msg("%s: %d %s", name, run.code, run.err);
     assert_memory_equal(run.out, ".TH KVTIER", 10);
+    int year, month, day, end = 0; /* 1 "2026-11-29" "kvtier ... */
+    if (sscanf(strchr(run.out + 10, ' '), " 1 \"%4d-%2d-%2d\" \"kvtier %n", &year, &month, &day,
+               &end) != 3 ||
+        !end || year < 2024 || month < 1 || month > 12 || day < 1 || day > 31)
+        fail_msg("%s: no date in '%.60s'", name, run.out);
     assert_non_null(strstr(run.out, KVT_VERSION_STRING));
     for (const char *const *part = (const char *const[]){"NAME", "SYNOPSIS", "DESCRIPTION",
                                                          "OPTIONS", "EXIT STATUS", NULL};
