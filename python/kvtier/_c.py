@@ -113,7 +113,8 @@ class kvt_store_opts(C.Structure):
 
 class kvt_load_opts(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("deadline_ns", C.c_int64), ("min_level", C.c_int),
-                ("wait", C.c_int), ("wait_for", C.c_void_p)]
+                ("wait", C.c_int), ("wait_for", C.c_void_p), ("layers", C.c_int),
+                ("reserved", C.c_int)]
 
 
 class kvt_plan_query(C.Structure):
@@ -229,6 +230,7 @@ long kvt_prefetch(struct kvt_ns *, const struct kvt_key *, size_t, const struct 
 int kvt_plan(struct kvt_ns *, const struct kvt_plan_query *, struct kvt_plan *);
 int kvt_observe_prefill(struct kvt_ns *, uint64_t, uint64_t, double);
 int kvt_req_wait(struct kvt_req *, int64_t);
+int kvt_req_wait_layer(struct kvt_req *, uint32_t, int64_t);
 void kvt_req_cancel(struct kvt_req *);
 const int32_t *kvt_req_status(const struct kvt_req *, size_t *);
 int kvt_req_report(const struct kvt_req *, struct kvt_req_report *);

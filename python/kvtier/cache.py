@@ -382,6 +382,13 @@ class Request(_Child):
         nanoseconds = -1 if timeout is None else int(timeout * 1e9)
         return _c.check(self._lib.kvt_req_wait(self.handle, nanoseconds), "wait") == 1
 
+    def wait_layer(self, layer: int, timeout: float | None = None) -> bool:
+        """Of a load by layers: True when Part.layer `layer` and all before it have come. Their
+        bytes are provisional until the request is complete: look at status() before anything
+        leaves that was computed from them. Any other request: wait()."""
+        nanoseconds = -1 if timeout is None else int(timeout * 1e9)
+        return _c.check(self._lib.kvt_req_wait_layer(self.handle, layer, nanoseconds), "wait") == 1
+
     def cancel(self) -> None:
         """Ask for an early end; the request still completes, once."""
         self._lib.kvt_req_cancel(self.handle)
@@ -485,12 +492,14 @@ class Namespace(_Child):
 
     def load(self, pool: Pool, keys: Keys, ids: Sequence[int], *, deadline: float | None = None,
              min_level: Level | str | None = None, stream: int | None = None,
-             event: int | None = None) -> Request:
+             event: int | None = None, layers: bool = False) -> Request:
         """Queue the load of blocks into pool pages. deadline: seconds from now; None: as
-        configured, negative: none. Only pages whose status is 0 hold what the level promises.
+        configured, negative: none. layers: the first layers of all blocks come first, where that
+        can be done (GPU pools): Request.wait_layer(). Only pages whose status is 0 hold what the level promises.
         Never blocks. Errors as kvt_load()."""
         nanoseconds = 0 if deadline is None else -1 if deadline < 0 else max(1, int(deadline * 1e9))
         opts = _c.kvt_load_opts(C.sizeof(_c.kvt_load_opts), nanoseconds, Level.parse(min_level))
+        opts.layers = layers
         return self._submit(self._lib.kvt_load, "load", pool, keys, ids, opts, stream, event)
 
     def _submit(self, call: Any, what: str, pool: Pool, keys: Keys, ids: Sequence[int], opts: Any,

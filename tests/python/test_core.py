@@ -356,6 +356,16 @@ def test_reports_cancel_and_event_fd(cache, engine):
     assert set(load.status()) <= {0, ErrorCode.CANCELED}
 
 
+def test_a_load_by_layers_is_complete_after_its_last_layer(engine):
+    before = [engine.fill(page) for page in range(3)]
+    keys = chain(3)
+    engine.store(keys, range(3), exact=True)
+    request = engine.ns.load(engine.pool, keys, [9, 10, 11], layers=True)
+    assert all(request.wait_layer(layer, 20) for layer in range(LAYERS))
+    assert request.wait(0) and request.status() == [0] * 3
+    assert [engine.read(page) for page in (9, 10, 11)] == before
+
+
 def test_pin_purge_enable_stats(cache, engine):
     for page in range(3):
         engine.fill(page)
