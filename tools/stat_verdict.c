@@ -202,6 +202,22 @@ static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
         say(list, "paying", "ok", NULL, "%s of the engine's cache were stored as %s: %.2f of it",
             kvt_human_bytes(engine, b), kvt_human_bytes(stored, d),
             (double)stored / (double)engine);
+    uint64_t prompts = kvt_stats_value(c, "shadow.prompts");
+    if (prompts)
+        say(list, "paying", "note", "set shadow=no to load",
+            "shadow mode: of %" PRIu64 " prompts %" PRIu64
+            " would have been loaded%s; first tokens "
+            "would have come %.1f s sooner, all together, of %.1f s of computing; %.1f s of the "
+            "GPU "
+            "saved",
+            prompts, kvt_stats_value(c, "shadow.hits"),
+            tokens(facts,
+                   kvt_stats_value(c, "shadow.blocks_dram") +
+                       kvt_stats_value(c, "shadow.blocks_disk"),
+                   a, sizeof(a)),
+            (double)kvt_stats_value(c, "shadow.saved_ttft_us") * 1e-6,
+            (double)kvt_stats_value(c, "shadow.prefill_us") * 1e-6,
+            (double)kvt_stats_value(c, "shadow.saved_gpu_us") * 1e-6);
     uint64_t escalated = kvt_stats_value(c, "store.escalated");
     if (blocks && escalated > blocks / 2)
         say(list, "paying", "warn",

@@ -91,19 +91,25 @@ int kvt_pool_reset_origin(struct kvt_pool *pool, const uint32_t *ids, size_t n);
 int kvt_pool_reset_origin_group(struct kvt_pool *pool, uint16_t group, const uint32_t *ids,
                                 size_t n);
 
+enum kvt_lookup_flag {
+    /* Not a prompt that is about to be computed: whoever stores looks what is missing, a tool what
+     * there is. Not recorded ("trace"), and answered as it is in shadow mode ("shadow"). */
+    KVT_LOOKUP_PROBE = 1
+};
+
 struct kvt_lookup_opts {
     size_t struct_size;
-    int min_level;     /* enum kvt_level; DEFAULT accepts any */
-    uint32_t reserved; /* 0 */
+    int min_level;  /* enum kvt_level; DEFAULT accepts any */
+    uint32_t flags; /* enum kvt_lookup_flag, or 0 */
     /* Ranks that hold a part of each block: keys name the block with shard 0, and it counts as
      * there when shards 0 .. shards - 1 are, all of them, on the tier of the slowest. 0 and 1: each
      * key as it is (also where all ranks hold the same bytes, as with MLA: those are stored once,
      * with shard 0). So a scheduler that owns no pool sees what all its workers can load. At most
      * 256. */
     uint32_t shards;
-    uint32_t reserved2; /* 0 */
+    uint32_t prompt_tokens; /* of the whole prompt, for trace and shadow; 0: those of the keys */
 };
-/* struct_size of callers whose struct ends before `shards`. */
+/* struct_size of callers whose struct ends before `shards`: flags are not looked at. */
 #define KVT_LOOKUP_OPTS_SIZE_0 16u
 
 /* How many of the n keys, from the first on, can be loaded (the longest leading run).

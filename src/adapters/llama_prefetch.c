@@ -11,7 +11,8 @@
 
 static long prefetch(struct kvt_llama *llama, size_t blocks)
 {
-    const struct kvt_lookup_opts find = {sizeof(find), llama->min_level};
+    const struct kvt_lookup_opts find = {
+        .struct_size = sizeof(find), .min_level = llama->min_level, .flags = KVT_LOOKUP_PROBE};
     const struct kvt_load_opts load = {.struct_size = sizeof(load), .min_level = llama->min_level};
     size_t first = 0;
     long queued = 0;

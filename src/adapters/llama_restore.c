@@ -92,7 +92,8 @@ static long set_state(struct kvt_llama *llama, int32_t seq, size_t loaded, size_
 static long find_run(struct kvt_llama *llama, const int32_t *tokens, size_t n,
                      struct kvt_llama_report *report)
 {
-    const struct kvt_lookup_opts opts = {sizeof(opts), llama->min_level};
+    const struct kvt_lookup_opts opts = {
+        .struct_size = sizeof(opts), .min_level = llama->min_level, .prompt_tokens = (uint32_t)n};
     const size_t room = llama_n_ctx_seq(llama->ctx) / llama->block_tokens;
     size_t blocks = kvt_usable_blocks(llama->block_tokens, n);
 

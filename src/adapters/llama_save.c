@@ -84,7 +84,8 @@ static int level_of(struct kvt_llama *llama, size_t block, size_t n)
 
     if (kvt_origin_has(&llama->origin, &llama->keys[block])) {
         /* behind a hole its record may still be there: a lossy page must not replace it */
-        const struct kvt_lookup_opts opts = {sizeof(opts), KVT_LEVEL_DEFAULT};
+        const struct kvt_lookup_opts opts = {.struct_size = sizeof(opts),
+                                             .flags = KVT_LOOKUP_PROBE};
         long there = kvt_lookup(llama->ns, &llama->keys[block], 1, &opts, NULL);
         if (there != 0)
             return there > 0 ? KVT_LEVEL_DEFAULT : (int)there;
@@ -110,7 +111,7 @@ static void plan_add(struct plan *plan, size_t block, int level)
  * all blocks behind it count as missing, and the store answers "exists" for those that are not. */
 static int plan_missing(struct kvt_llama *llama, size_t blocks, size_t n, struct plan *plan)
 {
-    const struct kvt_lookup_opts opts = {sizeof(opts), KVT_LEVEL_DEFAULT};
+    const struct kvt_lookup_opts opts = {.struct_size = sizeof(opts), .flags = KVT_LOOKUP_PROBE};
 
     long run = kvt_lookup(llama->ns, llama->keys, blocks, &opts, llama->tiers);
     if (run < 0)

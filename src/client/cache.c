@@ -16,6 +16,7 @@
 
 #include "base/checked.h"
 #include "client/gpu_lane.h"
+#include "client/prompts.h"
 
 #define ALLOC_WINDOW_MAX (UINT64_C(64) << 20) /* record bytes being encoded at a time */
 
@@ -184,6 +185,7 @@ static void tear_down(struct kvt_cache *cache)
         kvt_remote_close(cache);
     kvt_requests_free(cache);
     kvt_shapes_free(cache);
+    kvt_prompts_close(cache);
     if (cache->event_fd >= 0)
         (void)close(cache->event_fd);
     if (cache->wake_fd >= 0)
@@ -210,7 +212,9 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
     if (cache->event_fd < 0 || cache->wake_fd < 0)
         return -errno;
     kvt_planning_init(cache);
-    rc = kvt_requests_init(cache);
+    rc = kvt_prompts_open(cache, error, error_len);
+    if (rc == 0)
+        rc = kvt_requests_init(cache);
     if (rc == 0 && cache->remote)
         kvt_remote_open(cache, error, error_len);
     else if (rc == 0)

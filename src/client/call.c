@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "client/misuse.h"
+#include "client/prompts.h"
 
 #define FRAME_EXTRA 16u
 #define SHARDS_MAX 256u  /* of a lookup: a few blocks still go into one message */
@@ -298,7 +299,10 @@ int kvt_lookup_opts_read(const struct kvt_lookup_opts *from, struct kvt_lookup_o
         opts->min_level = from->min_level;
     else
         return KVT_E_VERSION;
-    return min_level_of(opts->min_level) < 0 || opts->shards > SHARDS_MAX ? KVT_E_INVAL : 0;
+    return min_level_of(opts->min_level) < 0 || opts->shards > SHARDS_MAX ||
+                   (opts->flags & ~(uint32_t)KVT_LOOKUP_PROBE) != 0
+               ? KVT_E_INVAL
+               : 0;
 }
 
 /* Keys of a lookup over shards name the block: which of its parts is not theirs to say. */
@@ -328,11 +332,16 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     }
     for (size_t i = 0; tiers != NULL && i < n; i++)
         tiers[i] = KVT_TIER_MISS;
+    const bool prompt = (use.flags & KVT_LOOKUP_PROBE) == 0;
     long run = 0;
-    if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
-        run = kvt_call_lookup(ns, keys, n, &use, false, tiers);
-    else
+    if (!atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
         ns->cache->counters.off_lookup += n;
+    else if (prompt && ns->cache->settings->shadow)
+        run = kvt_shadow_lookup(ns, keys, n, &use);
+    else
+        run = kvt_call_lookup(ns, keys, n, &use, false, tiers);
+    if (prompt)
+        kvt_prompts_record(ns, keys, n, use.prompt_tokens);
     kvt_call_leave(ns);
     return run;
 }
@@ -350,7 +359,8 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     if (rc != 0)
         return refused("kvt_prefetch", ns, keys, n, rc);
     long queued = 0;
-    if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
+    if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed) &&
+        !ns->cache->settings->shadow)
         queued = call_sum(ns, KVT_OP_PREFETCH, keys, n, (uint8_t)min_level);
     kvt_call_leave(ns);
     return queued;
@@ -364,6 +374,11 @@ static long keys_call(struct kvt_ns *ns, uint16_t op, const struct kvt_key *keys
     long sum = call_sum(ns, op, keys, n, 0);
     kvt_call_leave(ns);
     return sum;
+}
+
+long kvt_call_touch_held(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
+{
+    return call_sum(ns, KVT_OP_TOUCH, keys, n, 0);
 }
 
 long kvt_call_touch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)

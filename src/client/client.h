@@ -202,7 +202,7 @@ struct kvt_ns {
     uint8_t id[KVT_NS_BYTES];
     uint32_t refs; /* active requests and calls */
     struct kvt_prefill prefill;
-    char label[64]; /* of the model, for people */
+    char label[64];               /* of the model, for people */
     struct kvt_choice_memo *memo; /* NULL: choices are not remembered */
     /* A group has news; released by who chooses, acquired by who saves. */
     _Atomic int news;
@@ -314,6 +314,10 @@ struct kvt_cache {
     uint32_t cancels_wanted;
 
     struct kvt_planning planning;
+    struct kvt_trace_log *trace; /* NULL: nothing is recorded; locked by itself */
+    struct kvt_prompts *prompts; /* of the last second; shadow mode only */
+    enum kvt_tier *shadow_tiers; /* NULL: somebody is using it */
+    uint32_t shadow_room;        /* entries of it; 0: no shadow mode */
     struct kvt_shape *shapes;
     TAILQ_HEAD(, kvt_ns) namespaces;
     TAILQ_HEAD(, kvt_pool) pools;
@@ -367,6 +371,9 @@ void kvt_engine_fail_all(struct kvt_cache *cache);
 /* planning.c: lock held. */
 void kvt_planning_init(struct kvt_cache *cache);
 void kvt_planning_ns(struct kvt_ns *ns);
+/* kvt_plan() for a query that makes sense; *plan is filled whole. Counts nothing. Lock held. */
+int kvt_planning_weigh(struct kvt_ns *ns, const struct kvt_plan_query *query,
+                       struct kvt_plan *plan);
 /* A namespace ends: its model is remembered. */
 void kvt_planning_keep(const struct kvt_ns *ns);
 /* Take over what has been learnt since. false: nothing has. No lock is needed: it is closing. */
@@ -499,6 +506,7 @@ int kvt_call_enter(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
 void kvt_call_leave(struct kvt_ns *ns);
 /* How many of the keys are there; they count as used. Takes the lock. */
 long kvt_call_touch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n);
+long kvt_call_touch_held(struct kvt_ns *ns, const struct kvt_key *keys, size_t n); /* lock held */
 /* Keys of one group that are there: the leading run, or, each: all of them. tiers: optional. */
 long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                      const struct kvt_lookup_opts *opts, bool each, enum kvt_tier *tiers);

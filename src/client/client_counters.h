@@ -72,6 +72,19 @@
     X(plan_refused, "plan.refused", "plans asked for with numbers that make no sense")             \
     X(plan_file_read, "plan.file_read", "what plans had learnt was found at open")                 \
     X(plan_file_bad, "plan.file_bad", "it was damaged, and is forgotten")                          \
+    X(shadow_prompts, "shadow.prompts", "prompts looked up in shadow mode")                        \
+    X(shadow_hits, "shadow.hits",                                                                  \
+      "of them, prompts that would have been loaded, in part or whole")                            \
+    X(shadow_blocks_dram, "shadow.blocks_dram", "blocks that would have been loaded from DRAM")    \
+    X(shadow_blocks_disk, "shadow.blocks_disk", "blocks that would have been loaded from disk")    \
+    X(shadow_tokens, "shadow.tokens", "tokens that would not have been computed")                  \
+    X(shadow_prefill_us, "shadow.prefill_us", "expected time to compute all of these prompts")     \
+    X(shadow_ttft_us, "shadow.saved_ttft_us", "time to first tokens that would have been saved")   \
+    X(shadow_gpu_us, "shadow.saved_gpu_us", "time of the GPU that would have been saved")          \
+    X(shadow_loads, "shadow.load_blocks", "blocks of loads asked for in shadow mode: misses")      \
+    X(trace_written, "trace.written", "prompts recorded in the trace")                             \
+    X(trace_repeated, "trace.repeated", "prompts asked for again within a second: not recorded")   \
+    X(trace_dropped, "trace.dropped", "prompts not recorded: the file could not be written")       \
     X(prefills, "plan.prefills", "prefills told by kvt_observe_prefill()")                         \
     X(prefills_refused, "plan.prefills_refused", "of them, refused: no observation")               \
     X(refused_again, "client.refused_busy", "requests refused: no request or block entry left")    \

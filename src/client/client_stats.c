@@ -215,6 +215,13 @@ static void config_text(void *arg, const char *key, const char *value, const cha
     to->fn(to->arg, name, 0, value, help);
 }
 
+static const char *state_of(struct kvt_cache *cache)
+{
+    if (!atomic_load_explicit(&cache->enabled, memory_order_relaxed))
+        return "off";
+    return cache->settings->shadow ? "shadow" : "on";
+}
+
 int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
 {
     struct snapshot snapshot;
@@ -232,9 +239,8 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
        "whether dram asks for huge pages");
     fn(arg, "dram.pin_state", 0, snapshot.pin_text,
        "off, pinning, ready, or why the mapping is not held in physical memory");
-    fn(arg, "cache.state", 0,
-       atomic_load_explicit(&cache->enabled, memory_order_relaxed) ? "on" : "off",
-       "off: every lookup misses, every store does nothing");
+    fn(arg, "cache.state", 0, state_of(cache),
+       "off: every lookup misses, every store does nothing; shadow: stores, loads nothing");
     fn(arg, "gpu.state", 0, snapshot.gpu_state,
        "the GPU of the last pool in GPU memory, or why not");
     fn(arg, "daemon.state", 0, snapshot.remote ? snapshot.daemon_state : "none: store=process",
@@ -261,7 +267,7 @@ size_t kvt_stats_lines(void *arg, char *text, size_t room)
         at += (size_t)snprintf(text + at, room - at, "%s %" PRIu64 "\n", name, counters->field);
     KVT_CLIENT_COUNTERS(KVT_X)
 #undef KVT_X
-    const char *state = atomic_load_explicit(&cache->enabled, memory_order_relaxed) ? "on" : "off";
+    const char *state = state_of(cache);
     struct timespec now; /* for people: the store's own clock counts from some boot */
     clock_gettime(CLOCK_REALTIME, &now);
     if (at < room)

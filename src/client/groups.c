@@ -8,6 +8,7 @@
  */
 #include "base/checked.h"
 #include "client/misuse.h"
+#include "client/prompts.h"
 
 struct view { /* of one chain */
     const struct kvt_shape_group *shape;
@@ -161,6 +162,34 @@ static long hit(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
     return (long)tokens;
 }
 
+static void find_nothing(struct kvt_group_chain *chains, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        chains[i].first = chains[i].count = 0;
+        for (size_t j = 0; j < chains[i].n; j++)
+            chains[i].tiers[j] = KVT_TIER_MISS;
+    }
+}
+
+/* The prompt goes to the trace, and to the account of shadow mode, by its chain of full attention;
+ * there nothing is found. Returns the hit to tell. */
+static long tell(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count, long tokens,
+                 uint64_t prompt_tokens)
+{
+    size_t full = 0;
+    while (full < count &&
+           kvt_shape_group_of(ns->shape, chains[full].group)->kind != KVT_GROUP_FULL)
+        full++;
+    if (full < count)
+        kvt_prompts_record(ns, chains[full].keys, chains[full].n, prompt_tokens);
+    if (!ns->cache->settings->shadow || tokens < 0)
+        return tokens;
+    if (full < count)
+        kvt_shadow_groups(ns, &chains[full], (uint64_t)tokens, prompt_tokens);
+    find_nothing(chains, count);
+    return 0;
+}
+
 long kvt_lookup_groups(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
                        size_t max_tokens, const struct kvt_lookup_opts *opts)
 {
@@ -173,17 +202,16 @@ long kvt_lookup_groups(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t
     rc = kvt_call_enter(ns, NULL, 0);
     if (rc != 0)
         return rc;
-    for (size_t i = 0; i < count; i++) {
-        chains[i].first = chains[i].count = 0;
-        for (size_t j = 0; j < chains[i].n; j++)
-            chains[i].tiers[j] = KVT_TIER_MISS;
-    }
+    find_nothing(chains, count);
     long tokens = 0;
-    if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))
+    if (atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed)) {
         tokens = hit(ns, chains, count, &use, max_tokens);
-    else
+        if ((use.flags & KVT_LOOKUP_PROBE) == 0)
+            tokens = tell(ns, chains, count, tokens, use.prompt_tokens);
+    } else {
         for (size_t i = 0; i < count; i++)
             ns->cache->counters.off_lookup += chains[i].n;
+    }
     kvt_call_leave(ns);
     return tokens;
 }

@@ -103,6 +103,12 @@ static const struct kvt_option options[] = {
      "record bytes that one launch of a GPU kernel takes; three times as much is staging memory"},
     {"gpu_pace", T_SIZE, AT(gpu_pace), "none", "none", 1024 * KIB, 64 * TIB,
      "record bytes a second that a GPU's loads and stores are held to; none: as fast as it goes"},
+    {"trace", T_FILE, AT(trace), "none", NULL, 0, 0,
+     "a file that lookups are recorded in for 'kvtier replay': salted digests, no prompts; none"},
+    {"trace_max", T_SIZE, AT(trace_max), "64MiB", NULL, 1024 * KIB, TIB,
+     "bytes of the trace and the one before it, FILE.1, together"},
+    {"shadow", T_BOOL, AT(shadow), "no", NULL, 0, 1,
+     "yes: store, load nothing, and count what loading would have saved (shadow.*)"},
     {"enabled", T_BOOL, AT(enabled), "yes", NULL, 0, 1,
      "no: every lookup misses and every store does nothing, until kvt_enable()"},
     {"env", T_BOOL, AT(env), "yes", NULL, 0, 1,
@@ -393,6 +399,18 @@ static int set_store(struct kvt_config *config, const char *value)
     return 0;
 }
 
+static int set_file(struct kvt_config *config, const struct kvt_option *option, const char *value,
+                    char *field)
+{
+    if (strlen(value) >= sizeof(config->settings.trace) || value[0] == '\0')
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "%s: a path of 1 to %zu characters, or none", option->key,
+                                 sizeof(config->settings.trace) - 1);
+    (void)snprintf(field, sizeof(config->settings.trace), "%s",
+                   strcmp(value, "none") == 0 ? "" : value);
+    return 0;
+}
+
 int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, const char *value)
 {
     void *field = (char *)&config->settings + option->offset;
@@ -430,6 +448,8 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return kvt_layers_set(config, value);
     case T_STORE:
         return set_store(config, value);
+    case T_FILE:
+        return set_file(config, option, value, field);
     case T_DISK:
         if (strcmp(value, "none") != 0)
             return add_disk(config, value);
@@ -486,6 +506,8 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         (void)snprintf(buffer, len, "%s%s", settings->socket[0] ? "unix:" : "process",
                        settings->socket);
         return buffer;
+    case T_FILE:
+        return *(const char *)field ? field : "none";
     case T_DISK:
         break;
     }

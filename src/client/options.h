@@ -24,6 +24,7 @@ enum kvt_option_type {
     T_LAYERS,
     T_DEADLINE,
     T_STORE,
+    T_FILE,
     T_DISK
 };
 

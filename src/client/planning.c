@@ -200,14 +200,9 @@ static int weigh(struct kvt_ns *ns, const struct kvt_plan_query *query, struct k
     return 0;
 }
 
-int kvt_plan(struct kvt_ns *ns, const struct kvt_plan_query *query, struct kvt_plan *plan)
+int kvt_planning_weigh(struct kvt_ns *ns, const struct kvt_plan_query *query, struct kvt_plan *plan)
 {
-    if (ns == NULL || query == NULL || plan == NULL)
-        return KVT_E_INVAL;
-    if (query->struct_size != sizeof(*query) || plan->struct_size != sizeof(*plan))
-        return KVT_E_VERSION;
-    struct kvt_cache *cache = ns->cache;
-    struct kvt_planning *planning = &cache->planning;
+    struct kvt_planning *planning = &ns->cache->planning;
     const struct kvt_plan_models models = {
         .prefill = &ns->prefill,
         .tiers = {[KVT_TIER_DRAM] = &planning->tiers[KVT_TIER_DRAM],
@@ -216,14 +211,24 @@ int kvt_plan(struct kvt_ns *ns, const struct kvt_plan_query *query, struct kvt_p
                                 .prompt_tokens = query->prompt_tokens,
                                 .cut = query->cut};
     *plan = (struct kvt_plan){.struct_size = sizeof(*plan)};
+    kvt_decide_runs(&decide, query->tiers, query->n, &models);
+    return weigh(ns, query, &decide, &models, plan);
+}
+
+int kvt_plan(struct kvt_ns *ns, const struct kvt_plan_query *query, struct kvt_plan *plan)
+{
+    if (ns == NULL || query == NULL || plan == NULL)
+        return KVT_E_INVAL;
+    if (query->struct_size != sizeof(*query) || plan->struct_size != sizeof(*plan))
+        return KVT_E_VERSION;
+    struct kvt_cache *cache = ns->cache;
+    *plan = (struct kvt_plan){.struct_size = sizeof(*plan)};
     bool sane = (query->tiers != NULL || query->n == 0) && query->n <= UINT32_MAX &&
                 query->reserved == 0 && query->gpu_busy >= 0 && query->gpu_busy <= 1;
-    if (sane)
-        kvt_decide_runs(&decide, query->tiers, query->n, &models);
     int rc = kvt_cache_enter(cache);
     if (rc != 0)
         return rc;
-    rc = sane ? weigh(ns, query, &decide, &models, plan) : KVT_E_INVAL;
+    rc = sane ? kvt_planning_weigh(ns, query, plan) : KVT_E_INVAL;
     if (rc == 0)
         count_plan(&cache->counters, plan);
     else

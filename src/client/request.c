@@ -134,6 +134,9 @@ static void req_submit(struct kvt_req *req)
     } else if (!on) {
         count_off(cache, req);
         kvt_engine_end_unasked(cache, req, KVT_E_MISS);
+    } else if (cache->settings->shadow && req->kind == KVT_REQ_LOAD) {
+        cache->counters.shadow_loads += req->n;
+        kvt_engine_end_unasked(cache, req, KVT_E_MISS);
     } else if (cache->closing || (cache->broken && !cache->remote)) {
         kvt_engine_end_unasked(cache, req, KVT_E_CLOSED);
     } else if (cache->broken || kvt_req_handle(req) == 0) { /* no daemon, or it refused this one */

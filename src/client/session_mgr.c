@@ -375,7 +375,9 @@ int kvt_session_get_block(struct kvt_session_mgr *mgr, kvt_session_id id, size_t
         if (node->page != KVT_NONE)
             origin = atomic_load_explicit(&mgr->pool->origin[node->page], memory_order_relaxed);
         block->page_level = origin ? origin : KVT_LEVEL_RAW;
-        long run = kvt_lookup(mgr->ns, &key, 1, NULL, &tier);
+        const struct kvt_lookup_opts look = {.struct_size = sizeof(look),
+                                             .flags = KVT_LOOKUP_PROBE};
+        long run = kvt_lookup(mgr->ns, &key, 1, &look, &tier);
         block->tier = (int)tier;
         rc = run < 0 ? (int)run : 0;
     }
