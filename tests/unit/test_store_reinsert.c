@@ -1,10 +1,10 @@
 /* What was hit outlives its segment: re-insertion when the log turns over.
  *
  * Goal:   blocks in use stay on disk through any number of turn-overs while the others go in the
- *         order of their age; never more than seven eighths of a segment are moved; the cap holds at
- *         every moment; pinned segments stay; a chain whose start went is dropped whole; purges and
- *         replacements beside it win; damaged records are not moved; a drive that cannot read or
- *         write costs the move, nothing else.
+ *         order of their age; never more than seven eighths of a segment are moved; the cap is
+ *         held at every moment; pinned segments stay; a chain whose start went is dropped whole;
+ *         purges and replacements beside it win; damaged records are not moved; a drive that
+ *         cannot read or write costs the move, nothing else.
  * Method: a rig without threads over a small root (support/store_rig.h): streams of blocks that are
  *         never asked for push the log around. The bytes of the files are summed after every step.
  */
