@@ -25,6 +25,8 @@ static int measure(struct gpu_bench *b, const char *only)
         rc = gpu_bench_pool(b, &geometries[i]);
         if (rc == 0)
             rc = gpu_bench_link(b);
+        if (rc == 0)
+            rc = gpu_bench_layers(b);
         if (rc == 0 && !b->no_cache)
             rc = gpu_bench_cache(b);
         if (rc == 0 && !b->no_gemm)
@@ -39,11 +41,12 @@ static int print_json(struct gpu_bench *b)
     struct kvt_gpu_info info;
     kvt_gpu_info(b->gpu, &info);
     return kvt_cli_json(json_pack(
-        "{s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:I, s:o, s:o, s:o}", "device", info.name,
+        "{s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:I, s:o, s:o, s:o, s:o}", "device", info.name,
         "capability", info.capability, "cuda_driver", info.driver_version, "multiprocessors",
         info.multiprocessors, "copy_engines", info.copy_engines, "build", kvt_build_info(),
         "block_tokens", 16, "blocks", (json_int_t)b->blocks, "reps", (json_int_t)b->reps, "copies",
-        json_incref(b->pieces), "results", json_incref(b->results), "gemm", json_incref(b->gemm)));
+        json_incref(b->pieces), "results", json_incref(b->results), "layers",
+        json_incref(b->layers), "gemm", json_incref(b->gemm)));
 }
 
 static int run(struct gpu_bench *b, const char *only)
@@ -99,9 +102,11 @@ int kvt_cmd_bench_gpu(int argc, char **argv)
     bench.results = json_array();
     bench.gemm = json_array();
     bench.pieces = json_array();
+    bench.layers = json_array();
     rc = run(&bench, geometry);
     json_decref(bench.results);
     json_decref(bench.gemm);
     json_decref(bench.pieces);
+    json_decref(bench.layers);
     return rc;
 }

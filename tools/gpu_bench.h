@@ -38,7 +38,7 @@ struct gpu_bench {
     uint8_t *arena; /* pinned */
     size_t arena_bytes;
     double copy_gbps[2]; /* one piece, to host and to device */
-    json_t *results, *gemm, *pieces;
+    json_t *results, *gemm, *pieces, *layers;
     char error[512];
 };
 
@@ -73,6 +73,8 @@ void gpu_bench_report(struct gpu_bench *b, const struct gpu_bench_figure *figure
 
 /* gpu_bench_link.c: rates on an idle GPU. */
 int gpu_bench_link(struct gpu_bench *b);
+/* gpu_bench_layers.c: loads by layers. */
+int gpu_bench_layers(struct gpu_bench *b);
 /* gpu_bench_cache.c: the same through kvt_store() and kvt_load(). */
 int gpu_bench_cache(struct gpu_bench *b);
 /* gpu_bench_gemm.c: beside a saturating stream of matrix products. */

@@ -27,7 +27,7 @@ static long long number(const json_t *object, const char *name)
 
 static void test_sessions(void **state)
 {
-    static const char *const names[] = {"l0", "dram", "disk", "recomputed"};
+    static const char *const names[] = {"l0", "dram", "mixed", "disk", "recomputed"};
     const char *const argv[] = {"kvtier",    "bench",      "sessions", "--driver", KVT_FAKE_CUDA,
                                 "--layers",  "2",          "--pool",   "16MiB",    "--dram",
                                 "96MiB",     "--json",     "--tokens", "512",      "--prompt",
@@ -42,7 +42,7 @@ static void test_sessions(void **state)
     assert_non_null(strstr(run.err, "C(512) = 0.012 s"));
     json_t *all = json_loads(run.out, 0, NULL);
     assert_non_null(all);
-    for (size_t i = 0; i < 4; i++)
+    for (size_t i = 0; i < 5; i++)
         turns += number(json_object_get(json_object_get(all, "turns"), names[i]), "turns");
     assert_int_equal(turns, 24);
     assert_int_equal(number(all, "hbm_only_bf16"), 4);
@@ -50,6 +50,36 @@ static void test_sessions(void **state)
     assert_float_equal(json_real_value(json_object_get(all, "held_ratio")), 3.0, 0.01);
     assert_int_equal(number(all, "evicted_unsaved"), 0);
     assert_true(number(json_object_get(json_object_get(all, "turns"), "dram"), "turns") > 0);
+    json_decref(all);
+}
+
+/* Loads by layers in the bench: one range is a load as a whole, more come first. */
+static void test_bench_layers(void **state)
+{
+    const char *const argv[] = {"kvtier",      "bench",      "gpu",        "--driver",
+                                KVT_FAKE_CUDA, "--blocks",   "16",         "--reps",
+                                "1",           "--geometry", "8b",         "--json",
+                                "--quick",     "--no-gemm",  "--no-cache", NULL};
+    size_t i;
+    long long before = 0;
+    json_t *one, *all;
+    (void)state;
+    if (!kvt_gpu_kernels_built())
+        skip();
+    tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+    assert_int_equal(run.code, 0);
+    all = json_loads(run.out, 0, NULL);
+    assert_non_null(all);
+    assert_int_equal(json_array_size(json_object_get(all, "layers")), 5);
+    json_array_foreach(json_object_get(all, "layers"), i, one)
+    {
+        assert_true(i > 0 || number(one, "ranges") == 1);
+        assert_true(number(one, "ranges") >= before);
+        before = number(one, "ranges");
+        assert_true(json_real_value(json_object_get(one, "first_seconds")) <=
+                    json_real_value(json_object_get(one, "seconds")));
+    }
+    assert_true(before > 4);
     json_decref(all);
 }
 
@@ -65,6 +95,7 @@ static void test_no_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_sessions),
+                                       cmocka_unit_test(test_bench_layers),
                                        cmocka_unit_test(test_no_gpu)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
