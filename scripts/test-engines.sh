@@ -50,7 +50,7 @@ pip_install() { # into $env
 
 fill_build() { pip_install "scikit-build-core>=0.10,<2" "pytest>=7"; }
 fill_engines() {
-    pip_install --no-deps -r tests/python/engines.lock || return 1
+    pip_install --no-compile --no-deps -r tests/python/engines.lock || return 1
     # Where PyTorch's CUDA libraries are not all here: empty ones, which a CPU never calls.
     if ! "$env/bin/python" -c 'import torch' 2>>"$work"; then
         "$python" tests/python/cuda_stubs.py "$(echo "$env"/lib/python3*/site-packages)" >>"$work" 2>&1 || true

@@ -61,7 +61,8 @@ class LlamaServer:
 def bench_llama(arguments, folder):
     prompt, out = text(arguments.tokens * 6), {}
     server = LlamaServer(arguments, folder)
-    cut = len(prompt) * arguments.tokens // server.ask(prompt[:len(prompt) // 8])[1]["prompt_tokens"]
+    measured = server.ask(prompt[:len(prompt) // 8])[1]["prompt_tokens"]
+    cut = len(prompt) * arguments.tokens // measured
     prompt = "Read this. " + prompt[:cut // 8]
     out["cold"], used = server.ask(prompt)
     out["tokens"] = used["prompt_tokens"]
@@ -97,8 +98,8 @@ print(json.dumps([ids.shape[1], times, cached_tokens]))
 
 
 def bench_transformers(arguments, folder):
-    program = PROGRAM.format(threads=arguments.threads, model=arguments.model, level=arguments.level,
-                             text=text(arguments.tokens * 8), tokens=arguments.tokens,
+    program = PROGRAM.format(threads=arguments.threads, model=arguments.model,
+                             level=arguments.level, text=text(arguments.tokens * 8), tokens=arguments.tokens,
                              disk=f"{folder}/kv:2GiB")
     runs = [json.loads(subprocess.run([sys.executable, "-c", program], check=True, text=True,
                                       stdout=subprocess.PIPE).stdout.splitlines()[-1])

@@ -1,9 +1,9 @@
 """The engines that the package has an adapter for: versions, and every name that is used of them.
 
-One entry per engine: `tested` are the versions that the tests ran with; `contract` lists each class,
-function and parameter that the adapter uses, so that drift() can say by inspection what another
-version has changed. Used by `python -m kvtier doctor` and by one test per engine. Nothing here imports
-an engine before drift() is called.
+One entry per engine: `tested` are the versions that the tests ran with; `contract` lists each
+class, function and parameter that the adapter uses, so that drift() can say by inspection what
+another version has changed. Used by `python -m kvtier doctor` and by one test per engine. Nothing
+here imports an engine before drift() is called.
 """
 from __future__ import annotations
 
@@ -134,15 +134,16 @@ ENGINES: tuple[Engine, ...] = (
          Uses(_LLAMA, "Llama.eval", ("self", "tokens")),
          Uses(_LLAMA, "Llama.close"), Uses(_LLAMA, "Llama.tokenize", ("self", "text")),
          Uses(_LLAMA, "Llama.create_completion",
-              ("self", "prompt", "suffix", "max_tokens", "temperature", "top_p", "min_p", "logprobs",
-               "echo", "stop", "frequency_penalty", "presence_penalty", "repeat_penalty", "top_k",
+              ("self", "prompt", "suffix", "max_tokens", "temperature", "top_p", "min_p",
+               "logprobs", "echo", "stop", "frequency_penalty", "presence_penalty", "repeat_penalty", "top_k",
                "stream", "seed", "model", "logit_bias")),
          Uses(_LLAMA, "Llama.create_chat_completion",
               ("self", "messages", "tools", "tool_choice", "temperature", "top_p", "top_k", "min_p",
                "stream", "stop", "seed", "response_format", "max_tokens", "presence_penalty",
                "frequency_penalty", "repeat_penalty", "model", "logit_bias")),
          Uses("llama_cpp._internals", "LlamaContext", attributes=("ctx",)),
-         Uses("llama_cpp._internals", "LlamaContext.kv_cache_seq_rm", ("self", "seq_id", "p0", "p1")),
+         Uses("llama_cpp._internals", "LlamaContext.kv_cache_seq_rm",
+              ("self", "seq_id", "p0", "p1")),
          Uses("llama_cpp.llama_cpp", "llama_context_params", attributes=(
              "n_ctx", "n_seq_max", "kv_unified", "flash_attn_type", "embeddings")),
          Uses("llama_cpp.llama_cpp", "_lib")),

@@ -1,4 +1,5 @@
-"""python -m kvtier doctor: which engines are here, which versions are known to work, what would not.
+"""python -m kvtier doctor: which engines are here, which versions are known to work, what would
+not.
 
 Imports no engine unless --probe says so: then every name and signature that an adapter uses is
 looked for in the installed version. Exit 0: the library loads and no engine that was found would

@@ -63,7 +63,8 @@ class Level(enum.IntEnum):
 
     @classmethod
     def parse(cls, value: "Level | int | str | None") -> "Level":
-        """A level from its name ("kv4", "raw"), number, or None for DEFAULT; ValueError names all."""
+        """A level from its name ("kv4", "raw"), number, or None for DEFAULT; ValueError names
+        all."""
         if value is None:
             return cls.DEFAULT
         if isinstance(value, str):

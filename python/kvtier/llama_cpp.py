@@ -43,8 +43,8 @@ class Llama(_engine.Llama):
     kvtier.Cache to share; None: the defaults and KVTIER_CONFIG. kvtier_level, kvtier_min_level,
     kvtier_window_tokens, kvtier_block_tokens, kvtier_salt, kvtier_digest_dir: as in
     kvtier/llama.h. kvtier_calibrate: compute a prompt of so many tokens first, so that loads are
-    weighed rightly from the start; 0: not. Everything else: llama_cpp.Llama, with flash_attn=True by
-    default, which the adapter needs.
+    weighed rightly from the start; 0: not. Everything else: llama_cpp.Llama, with flash_attn=True
+    by default, which the adapter needs.
     """
 
     def __init__(self, model_path: str, *, kvtier: Cache | Mapping[str, Any] | str | None = None,

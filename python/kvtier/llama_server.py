@@ -9,7 +9,8 @@ On SIGTERM or SIGINT no new request is taken, the running one may finish for --g
 everything is written to disk; a second signal ends at once.
 
 Built on http.server of the standard library: one thread a connection, which waits for the engine
-most of the time. Listens on 127.0.0.1 unless told otherwise; behind anything public it wants a proxy.
+most of the time. Listens on 127.0.0.1 unless told otherwise; behind anything public it wants a
+proxy.
 """
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _c
-from .cache import Namespace, Pool, _Child
+from .cache import Namespace
 from .layout import Level
+from .pool import Pool, _Child
 
 
 class State(enum.IntEnum):

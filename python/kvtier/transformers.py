@@ -1,19 +1,21 @@
 """Hugging Face transformers: prompts of model.generate() are remembered in DRAM and on disk.
 
     with kvtier.transformers.cached(model, disk="/var/cache/kvtier:50GiB") as prefixes:
-        model.generate(**inputs)          # the longest stored prefix is loaded, new blocks are stored
+        model.generate(**inputs)          # the longest stored prefix is loaded, new blocks are
+        stored
     print(prefixes.counters)
 
 restore() puts the stored blocks of a token list into a DynamicCache, save() stores what is new;
 cached() calls both around generate(). The shape of the cache is learnt from the model (one token is
-computed), not assumed. A pool is registered over the very tensors that are loaded or stored, in host
-memory or on a CUDA device (by kvtier's GPU kernels; loads and stores follow the current stream).
+computed), not assumed. A pool is registered over the very tensors that are loaded or stored, in
+host memory or on a CUDA device (by kvtier's GPU kernels; loads and stores follow the current
+stream).
 
 Rules: a call that is not understood (several sequences, beams, embeddings, a cache of its own, ...)
 is passed on untouched and counted with the reason. Restored blocks are never stored again, so that
 nothing lossy is stored as exact. Threads: one generate() at a time per model, as transformers.
-Supported: full-attention models whose layers are DynamicLayer, on one device; bf16, f16, f32. Others
-are refused with the reason (UnsupportedError). Tested with transformers 5.19.
+Supported: full-attention models whose layers are DynamicLayer, on one device; bf16, f16, f32.
+Others are refused with the reason (UnsupportedError). Tested with transformers 5.19.
 """
 from __future__ import annotations
 
@@ -55,8 +57,8 @@ def weights_digest(model: Any) -> str:
         if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.device.type == "meta":
-            raise UnsupportedError(f"{name} is not in memory (offloaded): pass revision=, a text that "
-                                   "names the weights", ErrorCode.UNSUPPORTED)
+            raise UnsupportedError(f"{name} is not in memory (offloaded): pass revision=, a "
+                                   "text that names the weights", ErrorCode.UNSUPPORTED)
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
         flat = tensor.detach().contiguous().flatten().view(torch.uint8)
         for start in range(0, flat.numel(), 64 << 20):  # bounded copies off a GPU
@@ -66,8 +68,8 @@ def weights_digest(model: Any) -> str:
 
 @dataclass(frozen=True)
 class Restored:
-    """What restore() brought: `tokens` of the prompt are in `past`; why: "load", "miss", "recompute",
-    "late", ... ; plan: what it was weighed by; seconds: it took."""
+    """What restore() brought: `tokens` of the prompt are in `past`; why: "load", "miss",
+    "recompute", "late", ... ; plan: what it was weighed by; seconds: it took."""
 
     past: Any
     tokens: int
@@ -79,10 +81,10 @@ class Restored:
 class Prefixes:
     """Prefixes of one model in one cache. Made by cached(), or by hand for an own loop.
 
-    revision: names the weights; None: weights_digest(model). adapter: names a LoRA adapter in force,
-    required for PEFT models. salt: prefixes of different salts share nothing. block_tokens: 16 to
-    4,096, a multiple of 16; level: of blocks older than the last window_tokens of a saved sequence,
-    which are stored at kv8 at least; min_level: that a restored block must have.
+    revision: names the weights; None: weights_digest(model). adapter: names a LoRA adapter in
+    force, required for PEFT models. salt: prefixes of different salts share nothing. block_tokens:
+    16 to 4,096, a multiple of 16; level: of blocks older than the last window_tokens of a saved
+    sequence, which are stored at kv8 at least; min_level: that a restored block must have.
     """
 
     def __init__(self, model: Any, cache: Cache, *, revision: str | None = None, adapter: str = "",
@@ -113,8 +115,8 @@ class Prefixes:
         parts: list[Part] = []
         for number, layer in enumerate(past.layers):
             if type(layer) is not hf.cache_utils.DynamicLayer:
-                raise _refuse(f"layer {number} keeps its cache as {type(layer).__name__}: only full "
-                              "attention (DynamicLayer) can be cut into blocks of tokens")
+                raise _refuse(f"layer {number} keeps its cache as {type(layer).__name__}: only "
+                              "full attention (DynamicLayer) can be cut into blocks of tokens")
             for kind, tensor in ((Kind.K, layer.keys), (Kind.V, layer.values)):
                 if tensor.dim() != 4 or tensor.shape[0] != 1 or tensor.shape[2] != 1:
                     raise _refuse(f"layer {number}: a cache of shape {tuple(tensor.shape)}, not "
@@ -131,8 +133,8 @@ class Prefixes:
     def _identity(self, revision: str | None, adapter: str) -> Identity:
         import transformers as hf
         if getattr(self.model, "peft_config", None) and not adapter:
-            raise _refuse("it is a PEFT model: pass adapter=, a text that names adapter and scale, or "
-                          "merge it")
+            raise _refuse("it is a PEFT model: pass adapter=, a text that names adapter and scale, "
+                          "or merge it")
         settings = self.model.config.to_dict()
         for key in _NOT_OF_IDENTITY:
             settings.pop(key, None)
@@ -364,8 +366,8 @@ def cached(model: Any, cache: Cache | None = None, *, revision: str | None = Non
     cache: an open kvtier.Cache to share; else one is opened from the options of docs/config.md
     (dram="8GiB", disk="/path:SIZE", ...) and closed at the end, when everything is on disk.
     calibrate: see how fast the model is first, half a second, so that loads are weighed rightly.
-    The other arguments are those of Prefixes. UnsupportedError: the model cannot be served, with the
-    reason; ConfigError: an option that makes no sense."""
+    The other arguments are those of Prefixes. UnsupportedError: the model cannot be served, with
+    the reason; ConfigError: an option that makes no sense."""
     opened = Cache(options) if cache is None else None
     if cache is not None and options:
         raise TypeError(f"options for a cache that is open already: {', '.join(options)}")

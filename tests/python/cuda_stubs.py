@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Let the CUDA build of PyTorch from PyPI be imported on a machine without a GPU.
 
-It is linked with libraries that a CPU never calls. Where the CUDA toolkit of the machine has most of
-them, four remain (cusparseLt, nvshmem, cufile, nccl): this makes empty ones beside torch's own, with
-the symbols that torch asks for; each aborts when it is called. For the tests of kvtier only.
+It is linked with libraries that a CPU never calls. Where the CUDA toolkit of the machine has most
+of them, four remain (cusparseLt, nvshmem, cufile, nccl): this makes empty ones beside torch's own,
+with the symbols that torch asks for; each aborts when it is called. For the tests of kvtier only.
 Usage: cuda_stubs.py SITE-PACKAGES    needs nm and cc; says what it made
 """
 import pathlib

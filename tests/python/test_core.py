@@ -520,6 +520,9 @@ def test_sessions(cache, engine):
     plan = session.resume([1, 2])
     assert plan.in_l0 == 3 * TOKENS and session.wait(5) and session.plan().tokens == plan.tokens
     session.append([7])
+    assert session.info().tokens == plan.tokens + 1
+    session.truncate(plan.tokens)
+    assert session.info().tokens == plan.tokens
     session.idle()
     session.close()
     assert manager.stats()["resumed"] >= 1

@@ -1,5 +1,5 @@
-"""Goal: python -m kvtier doctor says what is here and what would not work, and its probe sees drift.
-Method: the command itself; made-up engines in sys.modules and made-up installed versions."""
+"""Goal: python -m kvtier doctor says what is here and what would not work, and its probe sees
+drift. Method: the command itself; made-up engines in sys.modules and made-up installed versions."""
 import json
 import os
 import subprocess

@@ -1,6 +1,7 @@
 """Goal: python -m kvtier.llama_server speaks OpenAI's HTTP, remembers prompts across a restart, and
-ends in order. Method: the real server in a process of its own, over sockets of the standard library;
-two clients at a time; mistakes of clients; a client that leaves; SIGTERM while it answers."""
+ends in order. Method: the real server in a process of its own, over sockets of the standard
+library; two clients at a time; mistakes of clients; a client that leaves; SIGTERM while it
+answers."""
 import http.client
 import json
 import os
@@ -28,7 +29,8 @@ class Server:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "kvtier.llama_server", "--model", gguf(), "--port", "0",
              "--n-ctx", "2048", "--threads", "1", "--disk", f"{tmp_path}/kv:256MiB", "--config",
-             "env=no,threads=1,plan=off", *more], stdout=subprocess.PIPE, stderr=self.log, text=True)
+             "env=no,threads=1,plan=off", *more], stdout=subprocess.PIPE, stderr=self.log,
+            text=True)
         line = self.process.stdout.readline()
         assert "http://" in line, (line, self.text())
         self.address = line.rsplit("/", 2)[1].split(":")
@@ -104,8 +106,8 @@ def test_mistakes_name_their_parameter(chat, body, param):
 
 def test_what_is_understood_and_what_is_left_out():
     out = _openai.parse({"messages": [{"role": "user", "content": [
-        {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "user": "me", "store": True,
-        "max_completion_tokens": 7, "model": "any", "stream_options": {"include_usage": True},
+        {"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}], "user": "me",
+        "store": True, "max_completion_tokens": 7, "model": "any", "stream_options": {"include_usage": True},
         "temperature": 0}, chat=True)
     assert out == {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 7,
                    "temperature": 0, "_usage": True}

@@ -1,6 +1,6 @@
 """Goal: kvtier.transformers gives a model's prompts back, bit for bit at raw, and touches nothing
-that it does not understand. Method: the real transformers with a tiny Llama of random weights, whose
-output depends on its cache (a poison check shows it), in float32; SmolLM2, where it is there
+that it does not understand. Method: the real transformers with a tiny Llama of random weights,
+whose output depends on its cache (a poison check shows it), in float32; SmolLM2, where it is there
 (KVT_TEST_HF), cold, from DRAM and from disk in a new process."""
 import json
 import os
@@ -120,7 +120,7 @@ def test_another_model_prompt_or_salt_finds_nothing(model):
     ids = prompt(64)
     other = tiny(rope_parameters={"rope_type": "default", "rope_theta": 20000.0})
     with kvtier.Cache(raw()) as cache:
-        with adapter.cached(model, cache) as prefixes:
+        with adapter.cached(model, cache):
             ask(model, ids)
         for changed in (dict(model=other), dict(salt=b"tenant"), dict(revision="r2"),
                         dict(adapter="lora"), dict(block_tokens=32)):

@@ -1,0 +1,164 @@
+"""Pools and requests: what a cache's namespaces move blocks in and by.
+
+Made by Cache.pool() and by Namespace.store() and load(), never by hand. Lifetime: both end with
+their cache. A pool keeps its tensors alive until it is closed, and a request keeps its pool; a
+request that is dropped in flight goes on and is freed by the cache later. Threads: any.
+"""
+from __future__ import annotations
+
+import ctypes as C
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import _c
+from ._errors import ClosedError, ErrorCode
+from .layout import Layout, Place
+
+if TYPE_CHECKING:
+    from .cache import Cache
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a request. blocks_run_ok: the longest leading run that is good."""
+
+    blocks_ok: int
+    blocks_run_ok: int
+    blocks_dram: int
+    blocks_disk: int
+    bytes_moved: int
+    elapsed_ns: int
+
+
+class _Child:
+    """What ends with its cache."""
+
+    def __init__(self, cache: Cache, handle: int) -> None:
+        self._cache = cache
+        self._handle: int | None = handle
+        self._lib = cache._lib
+        cache._children.add(self)
+
+    @property
+    def handle(self) -> int:
+        """The C pointer; ClosedError after close(), or when the cache is closed."""
+        if self._handle is None:
+            raise ClosedError(f"the {type(self).__name__.lower()} is closed", ErrorCode.CLOSED)
+        return self._handle
+
+    def _forget(self) -> None:
+        self._handle = None
+
+    def _end(self, handle: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go. Twice is allowed; a closed cache has done it already."""
+        handle, self._handle = self._handle, None
+        if handle is not None and self._cache._handle is not None:
+            self._end(handle)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()
+
+
+class Pool(_Child):
+    """Engine memory that was registered. Its tensors live as long as it does."""
+
+    def __init__(self, cache: Cache, layout: Layout, places: Sequence[Place], block_count: int,
+                 device: int, owner: Any) -> None:
+        if len(places) != len(layout.parts):
+            raise ValueError(f"{len(places)} places for a layout of {len(layout.parts)} parts")
+        made = (_c.kvt_part_place * len(places))(*(
+            _c.kvt_part_place(p.base, p.stride_block, p.stride_head, p.stride_token, p.stride_elem)
+            for p in places))
+        desc = _c.kvt_pool_desc(C.sizeof(_c.kvt_pool_desc), device, block_count, len(places), made)
+        out = C.c_void_p()
+        _c.check(cache._lib.kvt_pool_register(cache.handle, C.byref(layout.to_c()), C.byref(desc),
+                                              C.byref(out)), "pool")
+        super().__init__(cache, out.value)
+        self.layout, self.block_count, self.device, self.owner = layout, block_count, device, owner
+        self._requests: set[int] = set()  # handles of those that are not freed
+
+    def reset_origin(self, ids: Iterable[int], group: int | None = None) -> None:
+        """Say that pages were computed anew and hold exact KV: call it before their new content is
+        stored, best when they are allocated. group None: of every group."""
+        pages = array("I", ids)
+        address = pages.buffer_info()[0]
+        code = self._lib.kvt_pool_reset_origin(self.handle, address, len(pages)) \
+            if group is None else self._lib.kvt_pool_reset_origin_group(
+                self.handle, group, address, len(pages))
+        _c.check(code, "reset origin")
+
+    def _end(self, handle: int) -> None:
+        for request in list(self._requests):
+            self._lib.kvt_req_wait(request, -1)
+        self._cache.reap()
+        for request in list(self._requests):  # live Request objects: their outcome is lost
+            self._lib.kvt_req_free(request)
+        self._requests.clear()
+        self._lib.kvt_pool_unregister(handle)
+        self.owner = None
+
+
+class Request(_Child):
+    """A store or load in flight. Dropping it is allowed: it goes on, and is freed later."""
+
+    def __init__(self, cache: Cache, handle: int, pool: Pool, blocks: int) -> None:
+        super().__init__(cache, handle)
+        self._pool, self.blocks = pool, blocks
+        pool._requests.add(handle)
+
+    @property
+    def handle(self) -> int:
+        if self._handle is None or self._handle not in self._pool._requests:
+            raise ClosedError("the request is freed", ErrorCode.CLOSED)
+        return self._handle
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """True: complete. timeout in seconds; None: for ever, 0: only look."""
+        nanoseconds = -1 if timeout is None else int(timeout * 1e9)
+        return _c.check(self._lib.kvt_req_wait(self.handle, nanoseconds), "wait") == 1
+
+    def wait_layer(self, layer: int, timeout: float | None = None) -> bool:
+        """Of a load by layers: True when Part.layer `layer` and all before it have come. Their
+        bytes are provisional until the request is complete: look at status() before anything
+        leaves that was computed from them. Any other request: wait()."""
+        nanoseconds = -1 if timeout is None else int(timeout * 1e9)
+        return _c.check(self._lib.kvt_req_wait_layer(self.handle, layer, nanoseconds), "wait") == 1
+
+    def cancel(self) -> None:
+        """Ask for an early end; the request still completes, once."""
+        self._lib.kvt_req_cancel(self.handle)
+
+    def status(self) -> list[int]:
+        """Per block, after completion: 0 done, else a number of ErrorCode (EXISTS, MISS, ...)."""
+        count = C.c_size_t()
+        where = self._lib.kvt_req_status(self.handle, C.byref(count))
+        return list((C.c_int32 * count.value).from_address(where)) if where else []
+
+    def report(self) -> Report:
+        """The sums, after completion."""
+        out = _c.kvt_req_report(C.sizeof(_c.kvt_req_report))
+        _c.check(self._lib.kvt_req_report(self.handle, C.byref(out)), "report")
+        return Report(out.blocks_ok, out.blocks_run_ok, out.blocks_dram, out.blocks_disk,
+                      out.bytes_moved, out.elapsed_ns)
+
+    def _end(self, handle: int) -> None:
+        if handle not in self._pool._requests:  # the pool was closed and has freed it
+            return
+        if self._lib.kvt_req_wait(handle, 0) == 0:
+            with self._cache._lock:
+                self._cache._orphans.append((handle, self._pool))
+            return
+        self._pool._requests.discard(handle)
+        self._lib.kvt_req_free(handle)
