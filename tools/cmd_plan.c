@@ -32,7 +32,9 @@ struct plan {
     uint64_t gpu_memory, weights, dram, disk;
     int json, example;
     struct plan_model model;
-    double bytes[PLAN_LEVELS];
+    struct plan_bytes parts;
+    double bytes[PLAN_LEVELS];  /* of a token, on average over a session of `context` */
+    double stored[PLAN_LEVELS]; /* of a token as it is stored: windows are stored as they pass */
     struct kvt_prefill prefill;
     int assumed; /* the prefill rate is nobody's */
     struct plan_tier tiers[TIERS_MAX];
@@ -55,7 +57,8 @@ static double break_even(const struct plan *p, int level)
 
 static int pays(const struct plan *p, const struct plan_tier *tier, int level, double n)
 {
-    double load = tier->latency_s + n * p->bytes[level] / (tier->gbps * 1e9);
+    double bytes = plan_session_bytes(&p->model, &p->parts, level, n);
+    double load = tier->latency_s + bytes / (tier->gbps * 1e9);
 
     return load < kvt_prefill_seconds(&p->prefill, n, 0);
 }
@@ -80,13 +83,13 @@ static uint32_t pays_from(const struct plan *p, const struct plan_tier *tier, in
 
 static double usd_per_million(const struct plan *p, const struct plan_tier *tier, int level)
 {
-    return p->bytes[level] * 1e6 * 1e-9 * tier->usd_per_gb;
+    return p->stored[level] * 1e6 * 1e-9 * tier->usd_per_gb;
 }
 
 /* Years that a drive lives when that many tokens a second are stored on it; 0: not known. */
 static double life_years(const struct plan *p, const struct plan_tier *tier, int level)
 {
-    double writes = (double)p->traffic * p->bytes[level] * DAY_S / 1e9;
+    double writes = (double)p->traffic * p->stored[level] * DAY_S / 1e9;
 
     if (!(writes > 0) || !(tier->capacity_gb > 0) || !(tier->dwpd > 0) || !(tier->years > 0))
         return 0;
@@ -183,9 +186,17 @@ static void print_text(const struct plan *p)
         printf("%s: %u layers x %u KV heads x %u", m->name, m->layers, m->kv_heads, m->head_dim);
     printf("; prefill %.0f tok/s%s\n", rate,
            p->assumed ? " (assumed: give yours by --prefill)" : "");
+    if (m->window_layers)
+        printf("%u of the layers see the last %u tokens\n", m->window_layers, m->window_tokens);
+    if (m->state_layers)
+        printf("%u of the layers keep a state instead of a cache, %.1f MB together\n",
+               m->state_layers, m->state_bytes * 1e-6);
     if (m->note[0])
         printf("note: %s\n", m->note);
-    printf("\n%-6s %12s %16s\n", "level", "bytes/token", "break-even GB/s");
+    printf("\n%-6s %12s %16s", "level", "bytes/token", "break-even GB/s");
+    if (m->window_layers || m->state_layers)
+        printf("  (mean of %" PRId64 " tokens: --context)", p->context);
+    printf("\n");
     for (size_t i = 0; i < KVT_ARRAY_LEN(level_order); i++)
         if (p->bytes[level_order[i]] > 0)
             printf("%-6s %12.0f %16.3f\n", level_name(level_order[i]), p->bytes[level_order[i]],
@@ -243,10 +254,13 @@ static int print_json(const struct plan *p)
     for (size_t i = 0; i < p->tier_count; i++)
         json_array_append_new(tiers, tier_json(p, &p->tiers[i]));
     return kvt_cli_json(json_pack(
-        "{s:s, s:f, s:b, s:I, s:o, s:o, s:o, s:o, s:s}", "model", p->model.name, "prefill_tok_s",
-        1 / kvt_prefill_seconds(&p->prefill, 1, 0), "prefill_assumed", p->assumed, "block_tokens",
-        (json_int_t)p->block, "bytes_per_token", bytes, "break_even_gbps", even, "tiers", tiers,
-        "sizing", sessions_json(p), "note", p->model.note));
+        "{s:s, s:f, s:b, s:I, s:{s:I, s:I, s:I, s:I, s:f}, s:o, s:o, s:o, s:o, s:s}", "model",
+        p->model.name, "prefill_tok_s", 1 / kvt_prefill_seconds(&p->prefill, 1, 0),
+        "prefill_assumed", p->assumed, "block_tokens", (json_int_t)p->block, "layers", "all",
+        (json_int_t)p->model.layers, "window", (json_int_t)p->model.window_layers, "window_tokens",
+        (json_int_t)p->model.window_tokens, "state", (json_int_t)p->model.state_layers,
+        "state_bytes", p->model.state_bytes, "bytes_per_token", bytes, "break_even_gbps", even,
+        "tiers", tiers, "sizing", sessions_json(p), "note", p->model.note));
 }
 
 /* ---- input --------------------------------------------------------------------------------- */
@@ -286,10 +300,15 @@ static int gather(struct plan *p, const json_t *data, char *error, size_t len)
         p->assumed = 1;
     }
     if (!kvt_prefill_init(&p->prefill, a, b) ||
-        plan_token_bytes(&p->model, (uint32_t)p->block, p->bytes)) {
+        plan_token_bytes(&p->model, (uint32_t)p->block, &p->parts)) {
         snprintf(error, len, "--block %" PRId64 ": a block has 16 to 4096 tokens, a multiple of 16",
                  p->block);
         return -1;
+    }
+    for (int level = 0; level < PLAN_LEVELS; level++) {
+        double all = plan_session_bytes(&p->model, &p->parts, level, (double)p->context);
+        p->stored[level] = p->parts.full[level] + p->parts.window[level];
+        p->bytes[level] = p->stored[level] > 0 ? all / (double)p->context : 0;
     }
     while (p->tier_count < TIERS_MAX &&
            !(rc = plan_data_tier(data, p->tier_count, &p->tiers[p->tier_count], error, len)))

@@ -217,7 +217,7 @@ static int take_data(struct replay *r, struct plan_model *model, char *error, si
 {
     struct replay_prices *prices = &r->base.prices;
     struct replay_world *world = &r->base.world;
-    double bytes[PLAN_LEVELS];
+    struct plan_bytes bytes;
     json_t *data = plan_data_load(r->data_path, error, len);
     int rc = data ? plan_data_model(data, r->model_name, model, error, len) : -1;
     struct plan_tier tier;
@@ -240,11 +240,12 @@ static int take_data(struct replay *r, struct plan_model *model, char *error, si
         world->prefill_b = 0;
     }
     json_decref(data);
-    if (!rc && plan_token_bytes(model, KVT_TILE_TOKENS, bytes)) {
+    if (!rc && plan_token_bytes(model, KVT_TILE_TOKENS, &bytes)) {
         snprintf(error, len, "model %.60s has no record", model->name);
         rc = -1;
     }
-    world->block_bytes = rc ? 0 : bytes[KVT_LEVEL_KV4] * r->trace.block_tokens;
+    world->block_bytes =
+        rc ? 0 : (bytes.full[KVT_LEVEL_KV4] + bytes.window[KVT_LEVEL_KV4]) * r->trace.block_tokens;
     return rc;
 }
 

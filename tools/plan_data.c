@@ -84,8 +84,7 @@ json_t *plan_data_load(const char *path, char *error, size_t len)
     return data;
 }
 
-/* A whole number from 1 to max; 0: not there; -1: there, and none. */
-static int64_t whole(const json_t *object, const char *key, int64_t max)
+int64_t plan_whole(const json_t *object, const char *key, int64_t max)
 {
     const json_t *value = json_object_get(object, key);
 
@@ -95,11 +94,11 @@ static int64_t whole(const json_t *object, const char *key, int64_t max)
     return number >= 1 && number <= max ? number : -1;
 }
 
-static int shape_check(const struct plan_model *model, const char *where, char *error, size_t len)
+int plan_shape_check(const struct plan_model *model, const char *where, char *error, size_t len)
 {
-    double bytes[PLAN_LEVELS];
+    struct plan_bytes bytes;
 
-    if (!plan_token_bytes(model, KVT_TILE_TOKENS, bytes))
+    if (!plan_token_bytes(model, KVT_TILE_TOKENS, &bytes))
         return 0;
     snprintf(
         error, len,
@@ -112,10 +111,12 @@ static int shape_check(const struct plan_model *model, const char *where, char *
 static int model_from(const json_t *entry, const char *name, const char *first_name,
                       struct plan_model *out, char *error, size_t len)
 {
-    int64_t layers = whole(entry, "layers", KVT_PARTS_MAX / 2);
-    int64_t latent = whole(entry, "latent_dim", KVT_HEAD_DIM_MAX);
-    int64_t heads = whole(entry, "kv_heads", KVT_HEADS_MAX);
-    int64_t dim = whole(entry, "head_dim", KVT_HEAD_DIM_MAX);
+    int64_t layers = plan_whole(entry, "layers", KVT_PARTS_MAX / 2);
+    int64_t latent = plan_whole(entry, "latent_dim", KVT_HEAD_DIM_MAX);
+    int64_t heads = plan_whole(entry, "kv_heads", KVT_HEADS_MAX);
+    int64_t dim = plan_whole(entry, "head_dim", KVT_HEAD_DIM_MAX);
+    int64_t window_layers = plan_whole(entry, "window_layers", KVT_PARTS_MAX / 2);
+    int64_t window = plan_whole(entry, "window_tokens", PLAN_WINDOW_MAX);
 
     if (layers < 1 || latent < 0 || (latent == 0 && (heads < 1 || dim < 1))) {
         snprintf(error, len,
@@ -124,13 +125,23 @@ static int model_from(const json_t *entry, const char *name, const char *first_n
                  name);
         return -1;
     }
+    if (window_layers < 0 || window < 0 || (window_layers > 0) != (window > 0) ||
+        window_layers > layers) {
+        snprintf(error, len,
+                 "model %.60s: \"window_layers\" are some of the \"layers\", and need whole "
+                 "\"window_tokens\"",
+                 name);
+        return -1;
+    }
     *out = (struct plan_model){.layers = (uint32_t)layers,
                                .kv_heads = latent ? 1 : (uint32_t)heads,
                                .head_dim = latent ? 0 : (uint32_t)dim,
-                               .latent_dim = (uint32_t)latent};
+                               .latent_dim = (uint32_t)latent,
+                               .window_layers = (uint32_t)window_layers,
+                               .window_tokens = (uint32_t)window};
     snprintf(out->name, sizeof(out->name), "%.60s", name);
     snprintf(out->first_name, sizeof(out->first_name), "%.60s", first_name);
-    return shape_check(out, out->name, error, len);
+    return plan_shape_check(out, out->name, error, len);
 }
 
 int plan_data_model(const json_t *data, const char *name, struct plan_model *out, char *error,
@@ -164,97 +175,6 @@ int plan_data_model(const json_t *data, const char *name, struct plan_model *out
              "--config takes a model's config.json",
              name, nearest ? "; did you mean '" : ";", nearest ? nearest : "", nearest ? "'?" : "");
     return -1;
-}
-
-/* ---- config.json --------------------------------------------------------------------------- */
-
-static int missing(const char *path, const char *what, char *error, size_t len)
-{
-    snprintf(error, len, "%s: \"%s\" is missing, or no positive whole number in range", path, what);
-    return -1;
-}
-
-static int mla_from(const char *path, const json_t *config, struct plan_model *out, char *error,
-                    size_t len)
-{
-    int64_t rank = whole(config, "kv_lora_rank", KVT_HEAD_DIM_MAX);
-    int64_t rope = whole(config, "qk_rope_head_dim", KVT_HEAD_DIM_MAX);
-
-    if (rank < 1)
-        return missing(path, "kv_lora_rank", error, len);
-    if (rope < 1)
-        return missing(path, "qk_rope_head_dim", error, len);
-    out->kv_heads = 1;
-    out->latent_dim = (uint32_t)(rank + rope);
-    return 0;
-}
-
-static int heads_from(const char *path, const json_t *config, struct plan_model *out, char *error,
-                      size_t len)
-{
-    int64_t heads = whole(config, "num_attention_heads", 65536);
-    int64_t kv_heads = whole(config, "num_key_value_heads", KVT_HEADS_MAX);
-    int64_t dim = whole(config, "head_dim", KVT_HEAD_DIM_MAX);
-    int64_t hidden = whole(config, "hidden_size", 1 << 24);
-
-    if (kv_heads == 0) /* as transformers has it: without groups, as many as there are heads */
-        kv_heads = heads <= KVT_HEADS_MAX ? heads : -1;
-    if (kv_heads < 1)
-        return missing(path, "num_key_value_heads", error, len);
-    if (dim == 0 && heads < 1)
-        return missing(path, "num_attention_heads", error, len);
-    if (dim == 0 && hidden < 1)
-        return missing(path, "hidden_size", error, len);
-    if (dim == 0)
-        dim = hidden / heads;
-    if (dim < 1)
-        return missing(path, "head_dim", error, len);
-    out->kv_heads = (uint32_t)kv_heads;
-    out->head_dim = (uint32_t)dim;
-    return 0;
-}
-
-static void note_windows(const json_t *config, struct plan_model *out)
-{
-    const json_t *use = json_object_get(config, "use_sliding_window");
-    const json_t *window = json_object_get(config, "sliding_window");
-
-    if (json_object_get(config, "layer_types") || (json_is_integer(window) && !json_is_false(use)))
-        snprintf(out->note, sizeof(out->note),
-                 "every layer is counted as full attention: with sliding windows or states in some "
-                 "of them the model takes less");
-}
-
-int plan_config_model(const char *path, struct plan_model *out, char *error, size_t len)
-{
-    json_error_t why;
-    json_t *root = json_load_file(path, 0, &why);
-    const json_t *config = root;
-
-    if (!root) {
-        snprintf(error, len, "%s, line %d: %s", path, why.line, why.text);
-        return -1;
-    }
-    if (json_is_object(json_object_get(root, "text_config"))) /* models that also see or hear */
-        config = json_object_get(root, "text_config");
-    const char *name = json_string_value(json_object_get(root, "_name_or_path"));
-    if (!name || !*name)
-        name = json_string_value(json_object_get(root, "model_type"));
-    *out = (struct plan_model){.layers = 0};
-    snprintf(out->name, sizeof(out->name), "%.60s", name ? name : path);
-    int64_t layers = whole(config, "num_hidden_layers", KVT_PARTS_MAX / 2);
-    int rc = layers < 1 ? missing(path, "num_hidden_layers", error, len) : 0;
-    out->layers = (uint32_t)layers;
-    if (!rc && json_object_get(config, "kv_lora_rank"))
-        rc = mla_from(path, config, out, error, len);
-    else if (!rc)
-        rc = heads_from(path, config, out, error, len);
-    if (!rc)
-        rc = shape_check(out, path, error, len);
-    if (!rc)
-        note_windows(config, out);
-    json_decref(root);
-    return rc;
 }
 
 /* ---- rates ---------------------------------------------------------------------------------- */
@@ -305,12 +225,16 @@ int plan_data_tier(const json_t *data, size_t i, struct plan_tier *out, char *er
 
 /* ---- bytes ---------------------------------------------------------------------------------- */
 
-int plan_token_bytes(const struct plan_model *model, uint32_t block, double bytes[PLAN_LEVELS])
+/* Of so many layers, in records of their own. */
+static int layers_bytes(const struct plan_model *model, uint32_t layers, uint32_t block,
+                        double bytes[PLAN_LEVELS])
 {
-    uint32_t per_layer = model->latent_dim ? 1 : 2, count = model->layers * per_layer;
+    uint32_t per_layer = model->latent_dim ? 1 : 2, count = layers * per_layer;
     struct kvt_part *parts = calloc(count ? count : 1, sizeof(*parts));
-    int rc = parts && count ? 0 : -1;
+    int rc = parts ? 0 : -1;
 
+    for (int level = 0; level < PLAN_LEVELS; level++)
+        bytes[level] = 0;
     for (uint32_t i = 0; i < count && !rc; i++)
         parts[i] =
             (struct kvt_part){.kind = model->latent_dim ? KVT_PART_MLA
@@ -322,17 +246,35 @@ int plan_token_bytes(const struct plan_model *model, uint32_t block, double byte
                               .head_dim = model->latent_dim ? model->latent_dim : model->head_dim};
     struct kvt_layout layout = {
         .struct_size = sizeof(layout), .block_tokens = block, .part_count = count, .parts = parts};
-    if (!rc && kvt_layout_check(&layout))
+    if (!rc && count && kvt_layout_check(&layout))
         rc = -1;
-    for (int level = 0; level < PLAN_LEVELS; level++)
-        bytes[level] = 0;
-    for (int level = KVT_LEVEL_INT4; level < KVT_LEVEL_RAW && !rc; level++) {
+    for (int level = KVT_LEVEL_INT4; level < KVT_LEVEL_RAW && !rc && count; level++) {
         size_t payload = kvt_payload_bytes(&layout, 0, level);
         uint32_t record = payload && payload < UINT32_MAX ? kvt_record_bytes(payload) : 0;
         bytes[level] = (double)record / block;
     }
     uint64_t row = model->latent_dim ? model->latent_dim : 2ull * model->kv_heads * model->head_dim;
-    bytes[KVT_LEVEL_RAW] = 2.0 * (double)row * model->layers;
+    bytes[KVT_LEVEL_RAW] = 2.0 * (double)row * layers;
     free(parts);
     return rc;
+}
+
+int plan_token_bytes(const struct plan_model *model, uint32_t block, struct plan_bytes *bytes)
+{
+    uint32_t others = model->window_layers + model->state_layers;
+
+    if (model->layers == 0 || others > model->layers)
+        return -1;
+    if (layers_bytes(model, model->layers - others, block, bytes->full) ||
+        layers_bytes(model, model->window_layers, block, bytes->window))
+        return -1;
+    return 0;
+}
+
+double plan_session_bytes(const struct plan_model *model, const struct plan_bytes *bytes, int level,
+                          double tokens)
+{
+    double window = tokens < model->window_tokens ? tokens : model->window_tokens;
+
+    return bytes->full[level] * tokens + bytes->window[level] * window + model->state_bytes;
 }

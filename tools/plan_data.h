@@ -16,8 +16,19 @@ struct plan_model {
     char first_name[64]; /* of its entry: what prefill rates go by */
     uint32_t layers, kv_heads, head_dim;
     uint32_t latent_dim; /* MLA: instead of heads */
-    char note[160];      /* what was not looked at; "" none */
+    /* Of the layers: those that see the last window_tokens alone, and those that keep a state of
+     * fixed size instead of a cache. */
+    uint32_t window_layers, window_tokens, state_layers;
+    double state_bytes; /* of all of them together, as the engine keeps it; 0: not known */
+    char note[256];     /* what was not looked at; "" none */
 };
+
+/* Bytes a token takes in the layers of full attention, and in those with a window. */
+struct plan_bytes {
+    double full[PLAN_LEVELS], window[PLAN_LEVELS];
+};
+
+#define PLAN_WINDOW_MAX (1 << 24)
 
 struct plan_tier {
     const char *name, *source; /* borrowed from the data */
@@ -38,7 +49,16 @@ int plan_data_prefill(const json_t *data, const char *model, double *a, double *
 int plan_data_tier(const json_t *data, size_t i, struct plan_tier *out, char *error, size_t len);
 
 /* Bytes a token takes: at RAW in the engine, at the other levels as records of `block` tokens on
- * disk, header and padding included. 0: the level is not for this model. -1: no such layout. */
-int plan_token_bytes(const struct plan_model *model, uint32_t block, double bytes[PLAN_LEVELS]);
+ * disk, header and padding included; 0: the level is not for this model. -1: no such layout. */
+int plan_token_bytes(const struct plan_model *model, uint32_t block, struct plan_bytes *bytes);
+/* What a session of that many tokens needs to go on: all of full attention, the windows' last
+ * tokens, the states. */
+double plan_session_bytes(const struct plan_model *model, const struct plan_bytes *bytes, int level,
+                          double tokens);
+
+/* For plan_config.c: a whole number from 1 to max, 0: not there, -1: there, and none; whether there
+ * is a layout of that shape. */
+int64_t plan_whole(const json_t *object, const char *key, int64_t max);
+int plan_shape_check(const struct plan_model *model, const char *where, char *error, size_t len);
 
 #endif

@@ -131,10 +131,10 @@ static void records_are_the_librarys(void **state)
     rig_open(&rig);
     struct plan_model model = {
         .layers = shape.layers, .kv_heads = shape.heads, .head_dim = shape.dim};
-    double bytes[PLAN_LEVELS];
-    assert_int_equal(plan_token_bytes(&model, shape.tokens, bytes), 0);
+    struct plan_bytes bytes;
+    assert_int_equal(plan_token_bytes(&model, shape.tokens, &bytes), 0);
     for (int level = KVT_LEVEL_INT4; level < KVT_LEVEL_RAW; level++)
-        near(bytes[level] * shape.tokens, (double)kvt_ns_record_bytes(rig.ns, 0, level));
+        near(bytes.full[level] * shape.tokens, (double)kvt_ns_record_bytes(rig.ns, 0, level));
     rig_free(&rig);
 }
 
@@ -197,6 +197,16 @@ static void bad_data_is_named(void **state)
         {"{\"tiers\": [{\"name\": \"x\", \"gbps\": -1}]}", "tier x"},
         {"{\"tiers\": [{\"name\": \"x\", \"gbps\": \"fast\"}]}", "tier x"},
         {"{\"models\": [{\"name\": \"llama-3-8b\", \"layers\": 0}]}", "llama-3-8b"},
+        {"{\"models\": [{\"name\": \"llama-3-8b\", \"layers\": 9, \"kv_heads\": 8, \"head_dim\": "
+         "64, "
+         "\"window_layers\": 10, \"window_tokens\": 128}]}",
+         "window_layers"},
+        {"{\"models\": [{\"name\": \"llama-3-8b\", \"layers\": 9, \"kv_heads\": 8, \"head_dim\": "
+         "64, "
+         "\"window_layers\": 3}]}",
+         "window_tokens"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 1e999}]}", "line 1"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 0}]}", "tier x"},
         {"{\"models\": [{\"name\": \"llama-3-8b\", \"layers\": 9, \"kv_heads\": 8, "
          "\"head_dim\": 100}]}",
          "multiple of 16"},
@@ -232,9 +242,135 @@ static void a_config_json_is_a_model(void **state)
         near(number(document, "bytes_per_token", "bf16"), good[i].bf16);
         json_decref(document);
     }
-    TOOL("--config", file("config.json", "{\"sliding_window\": 4096, " LLAMA "}"), "--prefill",
-         "9");
-    assert_non_null(strstr(run.out, "counted as full attention"));
+}
+
+/* Layers by kind, and what a session of 32,768 tokens takes: in bytes of bf16 a token and layer,
+ * 2 x heads x dim x 2. */
+static void windows_and_states_are_not_full_attention(void **state)
+{
+    (void)state;
+#define SHAPE "\"num_key_value_heads\": 8, \"head_dim\": 128, \"num_attention_heads\": 64"
+#define WORDS(a, b) "\"layer_types\": [" a ", " b ", " a ", " b "]"
+    static const struct {
+        const char *text;
+        int full, windows, window, states;
+        double state_bytes;
+    } cases[] = {
+        /* every sixth is full */
+        {"{\"num_hidden_layers\": 62, \"sliding_window\": 1024, \"sliding_window_pattern\": "
+         "6, " SHAPE "}",
+         10, 52, 1024, 0, 0},
+        {"{\"text_config\": {\"num_hidden_layers\": 12, \"sliding_window\": 1024, "
+         "\"sliding_window_pattern\": 6, " SHAPE "}}",
+         2, 10, 1024, 0, 0},
+        /* every second one, by the model's type */
+        {"{\"model_type\": \"gemma2\", \"num_hidden_layers\": 42, \"sliding_window\": 4096, " SHAPE
+         "}",
+         21, 21, 4096, 0, 0},
+        /* all of them; or none, since it says so; or from a layer on */
+        {"{\"num_hidden_layers\": 32, \"sliding_window\": 4096, " SHAPE "}", 0, 32, 4096, 0, 0},
+        {"{\"num_hidden_layers\": 32, \"sliding_window\": null, " SHAPE "}", 32, 0, 0, 0, 0},
+        {"{\"num_hidden_layers\": 28, \"sliding_window\": 4096, \"use_sliding_window\": false, "
+         "\"max_window_layers\": 20, " SHAPE "}",
+         28, 0, 0, 0, 0},
+        {"{\"num_hidden_layers\": 28, \"sliding_window\": 4096, \"use_sliding_window\": true, "
+         "\"max_window_layers\": 20, " SHAPE "}",
+         20, 8, 4096, 0, 0},
+        /* words for each layer */
+        {"{\"num_hidden_layers\": 4, \"sliding_window\": 128, " WORDS(
+             "\"sliding_attention\"", "\"full_attention\"") ", " SHAPE "}",
+         2, 2, 128, 0, 0},
+        {"{\"num_hidden_layers\": 4, \"attention_chunk_size\": 8192, " WORDS(
+             "\"chunked_attention\"", "\"full_attention\"") ", " SHAPE "}",
+         2, 2, 8192, 0, 0},
+        {"{\"num_hidden_layers\": 4, \"linear_num_key_heads\": 16, \"linear_num_value_heads\": 32, "
+         "\"linear_key_head_dim\": 128, \"linear_value_head_dim\": 128, "
+         "\"linear_conv_kernel_dim\": 4, " WORDS("\"linear_attention\"",
+                                                 "\"full_attention\"") ", " SHAPE "}",
+         2, 0, 0, 2, 2 * (32 * 128 * 128 * 4.0 + 4 * (2 * 16 * 128 + 32 * 128) * 2.0)},
+        /* every fourth is full, the others keep states */
+        {"{\"num_hidden_layers\": 48, \"full_attention_interval\": 4, " SHAPE "}", 12, 0, 0, 36, 0},
+        {"{\"num_hidden_layers\": 32, \"attn_layer_period\": 8, \"attn_layer_offset\": 4, "
+         "\"hidden_size\": 4096, \"mamba_d_state\": 16, \"mamba_d_conv\": 4, \"mamba_expand\": "
+         "2, " SHAPE "}",
+         4, 0, 0, 28, 28 * (8192 * 16 * 4.0 + 8192 * 4 * 2.0)},
+        /* a letter for each layer; those without any cache do not count */
+        {"{\"num_hidden_layers\": 8, \"hybrid_override_pattern\": \"M-M*-M-E\", " SHAPE "}", 1, 0,
+         0, 3, 0},
+        /* the last ones use the cache of others */
+        {"{\"num_hidden_layers\": 30, \"num_kv_shared_layers\": 10, " SHAPE "}", 20, 0, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        TOOL("--config", file("config.json", cases[i].text), "--prefill", "9000", "--json");
+        json_t *document = json();
+        const double layer = 2 * 8 * 128 * 2, context = 32768;
+        print_message("           %zu: %s\n", i,
+                      json_string_value(json_object_get(document, "note")));
+        near(number(document, "layers", "window"), cases[i].windows);
+        near(number(document, "layers", "window_tokens"), cases[i].window);
+        near(number(document, "layers", "state"), cases[i].states);
+        near(number(document, "layers", "all"), cases[i].full + cases[i].windows + cases[i].states);
+        near(number(document, "layers", "state_bytes"), cases[i].state_bytes);
+        near(number(document, "bytes_per_token", "bf16"),
+             (layer * (cases[i].full * context + cases[i].windows * (double)cases[i].window) +
+              cases[i].state_bytes) /
+                 context);
+        json_decref(document);
+    }
+    /* what is not understood is counted as full, and said */
+    static const char *const unsure[][2] = {
+        {"{\"num_hidden_layers\": 4, " WORDS("\"new_attention\"", "\"full_attention\"") ", " SHAPE
+                                                                                        "}",
+         "layer_types"},
+        {"{\"num_hidden_layers\": 5, " WORDS("\"full_attention\"", "\"full_attention\"") ", " SHAPE
+                                                                                         "}",
+         "layer_types"},
+        {"{\"num_hidden_layers\": 4, " WORDS("\"sliding_attention\"",
+                                             "\"full_attention\"") ", " SHAPE "}",
+         "sliding_window"},
+        {"{\"num_hidden_layers\": 4, \"hybrid_override_pattern\": \"MM\", " SHAPE "}",
+         "hybrid_override_pattern"},
+        {"{\"num_hidden_layers\": 4, \"attention_chunk_size\": 8192, " SHAPE "}",
+         "attention_chunk_size"}};
+    for (size_t i = 0; i < sizeof(unsure) / sizeof(unsure[0]); i++) {
+        TOOL("--config", file("config.json", unsure[i][0]), "--prefill", "9000", "--json");
+        json_t *document = json();
+        near(number(document, "layers", "window") + number(document, "layers", "state"), 0);
+        const char *note = json_string_value(json_object_get(document, "note"));
+        if (!strstr(note, unsure[i][1]))
+            fail_msg("%s: '%s'", unsure[i][1], note);
+        json_decref(document);
+    }
+    TOOL("--config", file("config.json", cases[0].text), "--prefill", "9");
+    assert_non_null(strstr(run.out, "52 of the layers see the last 1024 tokens"));
+}
+
+/* A window's blocks are stored as they pass: drives and prices see all layers. */
+static void what_is_stored_is_all_of_it(void **state)
+{
+    (void)state;
+    TOOL("--config",
+         file("config.json", "{\"num_hidden_layers\": 12, \"sliding_window\": 1024, "
+                             "\"sliding_window_pattern\": 6, " SHAPE "}"),
+         "--prefill", "9000", "--traffic", "1000", "--json");
+    json_t *windowed = json();
+    TOOL("--config", file("config.json", "{\"num_hidden_layers\": 12, " SHAPE "}"), "--prefill",
+         "9000", "--traffic", "1000", "--json");
+    json_t *full = json();
+    double life[2], usd[2];
+    for (int i = 0; i < 2; i++) {
+        const json_t *drive = tier(i ? full : windowed, "nvme-gen4");
+        life[i] = json_number_value(json_object_get(drive, "life_years"));
+        usd[i] = json_number_value(json_object_get(drive, "usd_per_million_tokens"));
+    }
+    /* a record of 2 layers and one of 10 have more padding than one of 12 */
+    assert_true(life[0] <= life[1] && life[0] > 0.9 * life[1]);
+    assert_true(usd[0] >= usd[1] && usd[0] < 1.1 * usd[1]);
+    /* but a long session is loaded with less */
+    assert_true(number(windowed, "break_even_gbps", "kv4") <
+                0.3 * number(full, "break_even_gbps", "kv4"));
+    json_decref(windowed);
+    json_decref(full);
 }
 
 static void what_a_config_lacks_is_named(void **state)
@@ -253,6 +389,9 @@ static void what_a_config_lacks_is_named(void **state)
         {"{\"num_hidden_layers\": 3, \"kv_lora_rank\": 512}", "qk_rope_head_dim"},
         {"{\"num_hidden_layers\": 3, \"num_key_value_heads\": 8, \"head_dim\": 72}", "multiple"},
         {"[1, 2", "line 1"},
+        {"[1, 2]", "num_hidden_layers"},
+        {"{\"num_hidden_layers\": null}", "num_hidden_layers"},
+        {"{\"num_hidden_layers\": 99999999}", "num_hidden_layers"},
     };
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         TOOL("--config", file("config.json", bad[i].text));
@@ -305,6 +444,8 @@ int main(void)
         cmocka_unit_test(a_users_file_adds_and_replaces),
         cmocka_unit_test(bad_data_is_named),
         cmocka_unit_test(a_config_json_is_a_model),
+        cmocka_unit_test(windows_and_states_are_not_full_attention),
+        cmocka_unit_test(what_is_stored_is_all_of_it),
         cmocka_unit_test(what_a_config_lacks_is_named),
         cmocka_unit_test(wrong_words_get_the_nearest),
     };
