@@ -81,6 +81,7 @@ static json_t *make_request(const struct demo_config *config, const char *phase,
     add_text(request, "dir", config->dir);
     add_text(request, "prompt_file", config->prompt_file);
     add_text(request, "digest_dir", config->digest_dir);
+    add_text(request, "socket", config->socket);
     if (first != NULL) {
         json_object_set(request, "expect", json_object_get(first, "expect"));
         json_object_set(request, "expect_logits", json_object_get(first, "expect_logits"));
@@ -120,7 +121,9 @@ static void waiting_start(struct waiting *waiting, const struct demo_config *con
     else
         snprintf(waiting->what, sizeof(waiting->what), "%s",
                  strcmp(phase, "restart") == 0
-                     ? "phase 2 of 3: a new process answers from disk"
+                     ? config->socket != NULL
+                           ? "phase 2 of 3: a new process answers from the daemon's DRAM"
+                           : "phase 2 of 3: a new process answers from disk"
                      : "phase 3 of 3: another one reads ahead while it tokenises");
     waiting->start_ns = demo_now_ns();
     waiting->next_ns = waiting->start_ns + (isatty(STDERR_FILENO) ? 0 : WAIT_FIRST_NS);
@@ -304,6 +307,20 @@ static int run_demo(const struct demo_config *config, int as_json)
     return rc;
 }
 
+static int run_with_daemon(struct demo_config *config, int as_json)
+{
+    char socket[108];
+    pid_t pid;
+
+    if (demo_daemon_start(config->dir, socket, &pid) != 0)
+        return KVT_EXIT_PROBLEM;
+    config->socket = socket;
+    const int rc = run_demo(config, as_json);
+    config->socket = NULL;
+    demo_daemon_stop(pid);
+    return rc;
+}
+
 static int parse_level(const char *name, int *level)
 {
     if (name == NULL)
@@ -327,7 +344,7 @@ int kvt_cmd_demo(int argc, char **argv)
                                  .block = 16,
                                  .threads = demo_default_threads()};
     const char *level = NULL;
-    int as_json = 0, keep = 0;
+    int as_json = 0, keep = 0, daemon = 0;
     const struct kvt_cli_option options[] = {
         {.name = "model",
          .metavar = "FILE",
@@ -371,6 +388,9 @@ int kvt_cmd_demo(int argc, char **argv)
          .number = &config.block,
          .min = 16,
          .max = 512},
+        {.name = "daemon",
+         .help = "a kvtierd holds the store: the new process finds DRAM warm",
+         .flag = &daemon},
         {.name = "keep", .help = "keep the directory, and say which it is", .flag = &keep},
         {.name = "json", .help = "one JSON document instead of the table", .flag = &as_json},
     };
@@ -413,7 +433,7 @@ int kvt_cmd_demo(int argc, char **argv)
     if (own_dir)
         config.dir = paths.dir;
     kvt_cli_catch_interrupt();
-    rc = run_demo(&config, as_json);
+    rc = daemon ? run_with_daemon(&config, as_json) : run_demo(&config, as_json);
     if (own_dir && !keep)
         each_file(config.dir, 1);
     else if (keep && !as_json)

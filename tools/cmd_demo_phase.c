@@ -249,13 +249,18 @@ static int open_cache(struct run *run)
     int rc = kvt_config_new(&config);
     if (rc != 0)
         return -1;
-    snprintf(value, sizeof(value), "%" PRIu64 "MiB", dram >> 20);
-    rc = kvt_config_set(config, "dram", value);
-    snprintf(value, sizeof(value), "%s:%" PRIu64 "MiB", run->config.dir, (4 * dram) >> 20);
-    if (rc == 0)
-        rc = kvt_config_set(config, "disk", value);
-    if (rc == 0) /* without its directory there is nothing to show */
-        rc = kvt_config_set(config, "disk_required", "yes");
+    if (run->config.socket != NULL) {
+        snprintf(value, sizeof(value), "unix:%s", run->config.socket);
+        rc = kvt_config_set(config, "store", value);
+    } else {
+        snprintf(value, sizeof(value), "%" PRIu64 "MiB", dram >> 20);
+        rc = kvt_config_set(config, "dram", value);
+        snprintf(value, sizeof(value), "%s:%" PRIu64 "MiB", run->config.dir, (4 * dram) >> 20);
+        if (rc == 0)
+            rc = kvt_config_set(config, "disk", value);
+        if (rc == 0) /* without its directory there is nothing to show */
+            rc = kvt_config_set(config, "disk_required", "yes");
+    }
     if (rc != 0)
         kvt_cli_error("demo", "%s", kvt_config_error(config));
     if (rc == 0 && (rc = kvt_open(config, &run->cache, error, sizeof(error))) != 0)
@@ -440,12 +445,12 @@ static int read_request(struct run *run, const json_t *request, enum phase *whic
     json_t *expect = NULL;
     json_int_t level, tokens, threads, window, block;
 
-    if (json_unpack((json_t *)request,
-                    "{s:s, s:s, s:s, s?s, s?s, s:I, s:I, s:I, s:I, s:I, s?o, s?s}", "phase", &phase,
-                    "model", &run->config.model, "dir", &run->config.dir, "prompt_file",
-                    &run->config.prompt_file, "digest_dir", &run->config.digest_dir, "level",
-                    &level, "tokens", &tokens, "threads", &threads, "window", &window, "block",
-                    &block, "expect", &expect, "expect_logits", &expect_logits) != 0)
+    if (json_unpack(
+            (json_t *)request, "{s:s, s:s, s:s, s?s, s?s, s?s, s:I, s:I, s:I, s:I, s:I, s?o, s?s}",
+            "phase", &phase, "model", &run->config.model, "dir", &run->config.dir, "prompt_file",
+            &run->config.prompt_file, "digest_dir", &run->config.digest_dir, "socket",
+            &run->config.socket, "level", &level, "tokens", &tokens, "threads", &threads, "window",
+            &window, "block", &block, "expect", &expect, "expect_logits", &expect_logits) != 0)
         return -1;
     run->config.level = (int)level;
     run->config.tokens = tokens;

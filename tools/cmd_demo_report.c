@@ -48,7 +48,7 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
     const double agree_dram = number(first, "agreement"), agree_disk = number(restart, "agreement");
     const char *slash = strrchr(config->model, '/');
 
-    return json_pack(
+    json_t *report = json_pack(
         "{s:s, s:O, s:O, s:s, s:I, s:I, s:O, s:i, s:{s:f, s:f, s:f, s:f},"
         " s:{s:f, s:f, s:f}, s:{s:O, s:O}, s:O, s:O, s:f, s:O, s:f, s:i, s:{s:f, s:f}, s:{s:O, "
         "s:O}, s:o, s:O, s:o}",
@@ -69,6 +69,9 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
         "dram", at(first, "identical"), "disk", at(restart, "identical"), "save",
         or_null(at(first, "save")), "found_before", at(first, "found_before"), "questions",
         questions);
+    if (report != NULL)
+        json_object_set_new(report, "daemon", json_boolean(config->socket != NULL));
+    return report;
 }
 
 /* The process that read ahead. */
@@ -128,13 +131,14 @@ static void print_answer(const char *name, const json_t *cell, const char *than)
     printf("\n");
 }
 
-static void print_question(const json_t *question)
+static void print_question(const json_t *question, int daemon)
 {
     const char *cold = json_string_value(at(at(question, "cold"), "answer"));
     const char *dram = json_string_value(at(at(question, "dram"), "answer"));
 
     printf("\n\"%s\"\n", json_string_value(at(question, "question")));
-    printf("  %-24s%12s    %12s    %12s\n", "", "cold", "DRAM", "disk, new process");
+    printf("  %-24s%12s    %12s    %12s\n", "", "cold", "DRAM",
+           daemon ? "new process" : "disk, new process");
     print_times("time to first token", question, "ttft_ms", "ms", 1);
     print_speedup(question);
     print_times("  of it computing", question, "compute_ms", "ms", 1);
@@ -143,7 +147,17 @@ static void print_question(const json_t *question)
     print_times("bytes moved", question, "bytes_moved", "MiB", 1.0 / (1 << 20));
     print_answer("cold:", at(question, "cold"), NULL);
     print_answer("DRAM:", at(question, "dram"), cold);
-    print_answer("disk:", at(question, "disk"), cold != NULL ? cold : dram);
+    print_answer(daemon ? "new:" : "disk:", at(question, "disk"), cold != NULL ? cold : dram);
+}
+
+/* Where the new process found its blocks. */
+static void print_daemon(const json_t *report)
+{
+    const json_t *found = at(json_array_get(at(report, "questions"), 0), "disk");
+
+    printf("\nthe store is a kvtierd's: the new process found %.0f of %.0f blocks in DRAM\n",
+           number(found, "blocks_dram"),
+           number(found, "blocks_dram") + number(found, "blocks_disk"));
 }
 
 /* What an earlier run left, and where the DRAM column's blocks really came from. */
@@ -199,6 +213,7 @@ void demo_print(const json_t *report)
     const json_t *tiers = at(report, "top1_agreement_by_tier");
     const json_t *identical = at(report, "logits_identical");
     const json_t *questions = at(report, "questions");
+    const int daemon = json_is_true(at(report, "daemon"));
 
     printf("%s (%s), level %s, %lld threads\n", json_string_value(at(report, "model")),
            json_string_value(at(report, "model_desc")), json_string_value(at(report, "level")),
@@ -207,8 +222,11 @@ void demo_print(const json_t *report)
            json_string_value(at(report, "document")));
     print_found(report);
     for (size_t q = 0; q < json_array_size(questions); q++)
-        print_question(json_array_get(questions, q));
-    print_prefetched(report);
+        print_question(json_array_get(questions, q), daemon);
+    if (daemon)
+        print_daemon(report);
+    else
+        print_prefetched(report);
     printf("\nbytes per token: %.0f in the engine, %.0f stored (%.2f)\n", engine, stored,
            engine > 0 ? stored / engine : 0);
     printf("same next token as the exact cache, %d tokens of text: DRAM %.1f %%, disk %.1f %%%s\n",
@@ -220,6 +238,8 @@ void demo_print(const json_t *report)
     printf(
         "times: cold and disk measured once each, DRAM the median of three; a busy machine moves "
         "all of them\n");
+    if (daemon)
+        return;
     printf("disk reads: %s\n", json_is_true(at(report, "direct_io"))
                                    ? "O_DIRECT, past the page cache"
                                    : "buffered; the page cache was emptied first");
