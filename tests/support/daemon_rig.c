@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -75,6 +76,10 @@ static void child(const struct daemon *daemon, const char *notify)
     (void)dup2(fd, 1);
     (void)dup2(fd, 2);
     (void)setenv("NOTIFY_SOCKET", notify, 1);
+    if (daemon->fsize)
+        (void)setrlimit(RLIMIT_FSIZE, &(struct rlimit){daemon->fsize, daemon->fsize});
+    if (daemon->files)
+        (void)setrlimit(RLIMIT_NOFILE, &(struct rlimit){daemon->files, daemon->files});
     program_path(program, sizeof(program));
     words[count++] = (char *)(uintptr_t) "kvtierd";
     words[count++] = (char *)(uintptr_t) "--socket";

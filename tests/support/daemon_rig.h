@@ -17,7 +17,9 @@ struct daemon {
     char log[160];    /* dir/log: what it says */
     char config[224]; /* "store=unix:..." for a rig */
     char options[1024];
-    pid_t pid; /* 0: none */
+    uint64_t fsize; /* limit on file sizes that it runs under; 0: none */
+    uint64_t files; /* limit on descriptors; 0: none */
+    pid_t pid;      /* 0: none */
 };
 
 /* A directory; options: "--key value ..." of kvtierd besides --socket ("{store}" is the root's

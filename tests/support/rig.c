@@ -1,6 +1,8 @@
 /* See rig.h. */
 #include "support/rig.h"
 
+#include "support/daemon_rig.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <ftw.h>
@@ -111,16 +113,60 @@ static void collect_log(void *arg, int level, const char *message)
     snprintf(rig->log + used, sizeof(rig->log) - used, "%s\n", message);
 }
 
+__attribute__((constructor)) static void filter_tests(void)
+{
+    if (getenv("KVT_TEST_FILTER") != NULL)
+        cmocka_set_test_filter(getenv("KVT_TEST_FILTER"));
+}
+
+/* Options that are a store's; the others stay the client's. */
+static bool is_store_option(const char *option)
+{
+    static const char *const keys[] = {
+        "dram=",   "staging=", "write_queue=", "write=",   "pin_max=",  "io=",
+        "direct=", "scrub=",   "io_threads=",  "fds_max=", "admission="};
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++)
+        if (strncmp(option, keys[i], strlen(keys[i])) == 0)
+            return true;
+    return false;
+}
+
+/* A daemon with the store's options; what is left for the client goes to config. */
+static void daemon_under(struct rig *rig, char *config, size_t len)
+{
+    char options[sizeof(rig->config)], words[1024] = "", *rest;
+    size_t at = 0, used;
+    snprintf(options, sizeof(options), "%s", rig->config);
+    if (rig->dir[0] != '\0')
+        at = (size_t)snprintf(words, sizeof(words), "--disk %s:%s ", rig->dir, rig->disk_cap);
+    rig->daemon = calloc(1, sizeof(*rig->daemon));
+    assert_non_null(rig->daemon);
+    used = 0;
+    for (char *word = strtok_r(options, ",", &rest); word; word = strtok_r(NULL, ",", &rest)) {
+        if (is_store_option(word))
+            at += (size_t)snprintf(words + at, sizeof(words) - at, "--%s ", word);
+        else
+            used += (size_t)snprintf(config + used, len - used, "%s,", word);
+    }
+    daemon_init(rig->daemon, words);
+    daemon_start(rig->daemon);
+    snprintf(config + used, len - used, "%s", rig->daemon->config);
+}
+
 int rig_try_open(struct rig *rig)
 {
     struct kvt_config *config;
-    char disk[512];
+    char disk[512], options[1024];
+    const bool daemon = getenv("KVT_RIG_DAEMON") != NULL && strstr(rig->config, "store=") == NULL;
+    snprintf(options, sizeof(options), "%s", rig->config);
+    if (daemon)
+        daemon_under(rig, options, sizeof(options));
     assert_int_equal(kvt_config_new(&config), 0);
     if (rig->tweak != NULL)
         rig->tweak(config);
-    if (kvt_config_set_all(config, rig->config) != 0)
+    if (kvt_config_set_all(config, options) != 0)
         fail_msg("%s", kvt_config_error(config));
-    if (rig->dir[0] != '\0') {
+    if (rig->dir[0] != '\0' && !daemon) {
         snprintf(disk, sizeof(disk), "%s:%s", rig->dir, rig->disk_cap);
         assert_int_equal(kvt_config_set(config, "disk", disk), 0);
     }
@@ -154,6 +200,13 @@ void rig_close(struct rig *rig)
     rig->pool = NULL;
     rig->ns = NULL;
     rig->cache = NULL;
+    if (rig->daemon != NULL) {
+        if (rig->daemon->pid > 0)
+            assert_int_equal(daemon_stop(rig->daemon), 0);
+        daemon_free(rig->daemon);
+        free(rig->daemon);
+        rig->daemon = NULL;
+    }
 }
 
 void rig_reopen(struct rig *rig)

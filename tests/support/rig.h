@@ -1,6 +1,9 @@
 /* A small engine for tests of the public API: a pool of pages, keys and bytes made from numbers,
  * and a cache over a directory of its own. Every helper asserts what must not fail.
  *
+ * KVT_RIG_DAEMON=1 puts a kvtierd of its own under each rig that says "dram=" or has a disk: the
+ * same tests then run over a daemon. KVT_TEST_FILTER names the tests to run, with wildcards.
+ *
  * A block is a number ("seed"): its key and its bytes follow from it. Pages are raw bf16 bits, so
  * tests of exactness store them exact (or at level raw).
  */
@@ -52,6 +55,7 @@ struct rig {
     int warnings;
     char last[512];                           /* the last line of any level */
     void (*tweak)(struct kvt_config *config); /* optional: what no option can set */
+    struct daemon *daemon; /* KVT_RIG_DAEMON=1: the kvtierd that holds this rig's store */
     struct kvt_cache *cache;
     struct kvt_ns *ns;
     struct kvt_pool *pool;
