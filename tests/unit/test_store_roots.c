@@ -9,6 +9,7 @@
  */
 #include "support/store_rig.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "kvtier/error.h"
@@ -144,6 +145,46 @@ static void test_one_fails(void **state)
     rig_crash(&rig); /* with the drive back */
     ns = rig_ns(&rig, 1, pages);
     assert_int_equal(get_each(&rig, ns, 1, BLOCKS, 0), BLOCKS);
+    rig_close(&rig);
+}
+
+/* The file system of one root is full: no segment can be made there, those that it has go round.
+ * The other one takes what comes, nothing of it goes, and both take their share once there is room.
+ */
+static void test_one_fills(void **state)
+{
+    struct fault_rule full = {
+        .ops = FAULT_ALLOCATE | FAULT_TRUNCATE, .action = FAULT_FAIL, .error = ENOSPC};
+    struct kvt_store_stats stats;
+    struct rig rig;
+    uint32_t ns, on[2], before[2];
+
+    (void)state;
+    open_two(&rig, &ns);
+    assert_int_equal(put_each(&rig, ns, 1, BLOCKS / 2, KV4), BLOCKS / 2);
+    count_roots(&rig, before);
+    assert_int_equal(fault_io_rule(rig.second, &full), 0);
+    for (uint64_t first = 1000; first < 1000 + 4 * BLOCKS; first += 16) {
+        assert_int_equal(put_each(&rig, ns, first, 16, KV4), 16);
+        rig_advance(&rig, 1100000000);
+    }
+    stats = rig_stats(&rig);
+    count_roots(&rig, on);
+    printf("           %u and %u before, %u and %u with one full; no room %llu times\n", before[0],
+           before[1], on[0], on[1], (unsigned long long)stats.enospc);
+    assert_true(stats.enospc > 0);
+    assert_int_equal(stats.write_fail, 0);
+    assert_int_equal(stats.disk_dropped_error, 0);
+    assert_true(on[0] >= before[0] + 2 * BLOCKS); /* its half, and all that was there */
+    assert_true(get_each(&rig, ns, 1, BLOCKS / 2, 0) >= before[0]);
+    assert_int_equal(get_each(&rig, ns, 1000 + 3 * BLOCKS, BLOCKS, 0), BLOCKS); /* the last ones */
+    fault_io_clear(rig.second);
+    rig_advance(&rig, 20000000000);
+    count_roots(&rig, before);
+    assert_int_equal(put_each(&rig, ns, 5000, 2 * BLOCKS, KV4), 2 * BLOCKS);
+    count_roots(&rig, on);
+    assert_true(on[1] >= before[1] + BLOCKS / 2);
+    assert_int_equal(get_each(&rig, ns, 5000, 2 * BLOCKS, 0), 2 * BLOCKS);
     rig_close(&rig);
 }
 
@@ -591,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_striped),
         cmocka_unit_test(test_recovered),
         cmocka_unit_test(test_one_fails),
+        cmocka_unit_test(test_one_fills),
         cmocka_unit_test(test_open_names_the_bad_root),
         cmocka_unit_test(test_newer_of_two_roots),
         cmocka_unit_test(test_a_root_comes_later),
