@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 build=${KVT_BUILD_DIR:-build}
 jobs=${JOBS:-$(nproc)}
-all=(format includes sizes banned names cases headers symbols shell cppcheck tidy)
+all=(format includes sizes banned names cases planted headers symbols shell cppcheck tidy)
 
 need() {
     command -v "$1" >/dev/null && return
@@ -26,6 +26,7 @@ check_includes() { need python3; python3 scripts/lint/includes.py; }
 check_sizes() { need python3; python3 scripts/lint/sizes.py; }
 check_banned() { need python3; python3 scripts/lint/banned.py; }
 check_cases() { need python3; python3 scripts/lint/cases.py; }
+check_planted() { need python3; python3 tests/planted/run.py --check; }
 check_names() { scripts/lint/names.sh; }
 check_headers() { need cc; need c++; scripts/lint/headers.sh "$build"; }
 check_symbols() { need nm; scripts/lint/symbols.sh "$build"; }

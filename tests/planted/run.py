@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Does the suite catch bugs? Plants each of bugs.py in a copy of the sources, builds the tests that
-should notice, and runs them: run.py [--all | --rotate | --seconds N | NAME...] [--json FILE].
+should notice, and runs them: run.py [--all | --rotate | --seconds N | --check | NAME...]
+[--json FILE].
 
---rotate: one, by the date (CI). --seconds: from that one on, as many as begin within so long. Works below build-planted/; the sources themselves are not touched,
-and hold no code for this. Every program is first run without a bug, since a test that fails anyway
-catches nothing. Exit 0: all caught; 1: a bug got through; 2: the list does not fit the sources."""
+--check: only whether the list fits the sources. --rotate: one, by the date (CI). --seconds: from
+that one on, as many as begin within so long. Works below build-planted/; the sources themselves are
+not touched, and hold no code for this. Every program is first run without a bug, since a test that
+fails anyway catches nothing. Exit 0: all caught; 1: a bug got through; 2: the list does not fit the sources."""
 import json
 import os
 import pathlib
@@ -98,6 +100,8 @@ def plant(bug, sound):
 def main():
     args = sys.argv[1:]
     out = args.pop(args.index("--json") + 1) if "--json" in args else None
+    if "--check" in args:
+        return check_list()
     seconds = int(args.pop(args.index("--seconds") + 1)) if "--seconds" in args else None
     names = [arg for arg in args if not arg.startswith("--")]
     bugs = [bug for bug in BUGS if bug[0] in names or "--all" in args]
