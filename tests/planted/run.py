@@ -21,7 +21,7 @@ from bugs import BUGS, UNPROVEN  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TREE = ROOT / "build-planted"
 BUILD = TREE / "build"
-TIMEOUT_S = 240
+TIMEOUT_S = 600
 
 
 def copy_tree():
