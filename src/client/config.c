@@ -18,6 +18,7 @@
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
+#define TTL_MIN_NS UINT64_C(1000000000)
 #define STAGING_AUTO_MAX (64 * MIB)
 #define WRITE_QUEUE_AUTO_MAX (256 * MIB)
 #define THREADS_AUTO_MAX 4u
@@ -252,6 +253,9 @@ int kvt_settings_resolve(struct kvt_config *config)
                                  "staging: %s is more than dram (%s), of which it is a part",
                                  kvt_size_text(s->staging, staging, sizeof(staging)),
                                  kvt_size_text(s->dram, dram, sizeof(dram)));
+    if (s->ttl != KVT_AUTO && s->ttl < TTL_MIN_NS)
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "ttl: it is less than a second; give it 1s or more, or none");
     uint64_t arena = s->dram != 0 ? s->dram : s->staging;
     if (s->write_queue == KVT_AUTO)
         s->write_queue = KVT_MIN(arena / 2, WRITE_QUEUE_AUTO_MAX);

@@ -25,6 +25,8 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->write_queue_bytes = settings->write_queue;
     params->write = settings->write;
     params->admit = settings->admission;
+    params->ttl_ns = settings->ttl == KVT_AUTO ? 0 : (int64_t)settings->ttl;
+    params->ns_bytes_max = settings->ns_quota == KVT_AUTO ? 0 : settings->ns_quota;
     params->token_s = 1 / (double)settings->plan_prefill;
     params->byte_s = 1 / (double)settings->plan_disk;
     params->pin_bytes_max = settings->pin_max;

@@ -46,6 +46,8 @@ struct kvt_settings {
     uint64_t plan_prefill;  /* tokens a second, of short prompts */
     uint64_t plan_disk;     /* bytes a second */
     uint64_t plan_dram;     /* bytes a second */
+    uint64_t ttl;           /* ns; KVT_AUTO: for ever */
+    uint64_t ns_quota;      /* bytes; KVT_AUTO: any */
     uint64_t write_budget;  /* bytes a day and root; KVT_AUTO: any */
     uint64_t write_dwpd;    /* per cent of a root's cap a day; KVT_AUTO: any */
     int admission;          /* enum kvt_admit */

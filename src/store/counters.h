@@ -75,6 +75,9 @@
     X(recovered_segments, "recover.segments", "segments found at open")                           \
     X(recovered_bad, "recover.bad", "segments, batches or entries refused at open")               \
     X(recovered_no_room, "recover.no_room", "records at open beyond the index capacity")          \
+    X(ttl_expired, "ttl.expired", "blocks gone: not used for the time to live")                   \
+    X(quota_evicted, "quota.evicted", "blocks given up for others of their namespace: its quota") \
+    X(quota_refused, "quota.refused", "stores dropped: the namespace is full of blocks in use")   \
     X(pin_refused, "pin.refused", "pins refused by the pin budget")                               \
     X(flushes, "flush.count", "flushes completed")                                                \
     X(scrub_records, "scrub.records", "cold records read back from disk and verified")            \

@@ -25,6 +25,9 @@ struct kvt_namespace {
     uint32_t record_pages[KVT_NS_MAPS]; /* 0: not known */
     uint32_t block_tokens;              /* 0 until opened */
     uint64_t blocks;                    /* entries of the index */
+    uint64_t bytes;                     /* of the records of those that are present */
+    uint64_t filling_bytes;             /* of records that clients are filling */
+    uint32_t quota_cursor;              /* where a block to give up was looked for last */
     uint8_t used;
     uint8_t opened;
     uint8_t loose;   /* blocks are of use without the ones before them */

@@ -21,8 +21,8 @@
 static int params_check(const struct kvt_store_params *params)
 {
     if (params->root_count > KVT_STORE_ROOTS_MAX || !params->reply || !params->clock.now_ns ||
-        params->staging_bytes > params->arena_bytes || params->write < KVT_WRITE_DEFAULT ||
-        params->write > KVT_WRITE_IDLE ||
+        params->staging_bytes > params->arena_bytes || params->ttl_ns < 0 ||
+        params->write < KVT_WRITE_DEFAULT || params->write > KVT_WRITE_IDLE ||
         (params->arena_bytes && ((uintptr_t)params->arena % KVT_PAGE_BYTES || !params->arena)) ||
         params->arena_bytes / KVT_PAGE_BYTES >= UINT32_MAX)
         return KVT_E_INVAL;
@@ -45,6 +45,7 @@ static void destroy(struct kvt_store *store)
     kvt_pins_destroy(&store->pins);
     kvt_policy_destroy(&store->policy);
     kvt_admission_destroy(&store->admission);
+    kvt_ttl_destroy(store);
     kvt_slots_destroy(&store->slots);
     kvt_index_destroy(&store->index);
     free(store);
@@ -112,6 +113,8 @@ int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out
     if (!err)
         err = kvt_recover(store, bad_root);
     if (!err)
+        err = kvt_ttl_init(store);
+    if (!err)
         err = kvt_statfile_open(store);
     if (err) {
         close_roots(store);
@@ -144,18 +147,20 @@ static int64_t roots_run(struct kvt_store *store)
 
 int64_t kvt_store_run(struct kvt_store *store)
 {
-    int64_t next_run;
+    int64_t next_run, ttl_run;
     bool again;
 
     reserve_sequence(store);
     roots_run(store);
     kvt_reads_run(store);
     kvt_admit_run(store);
+    ttl_run = kvt_ttl_run(store);
     next_run = kvt_loads_run(store);
     kvt_drains_run(store);
     next_run = KVT_MIN(next_run, kvt_later_run(store));
     next_run = KVT_MIN(next_run, kvt_writes_run(store));
     kvt_flushes_run(store);
+    next_run = KVT_MIN(next_run, ttl_run);
     next_run = KVT_MIN(next_run, kvt_scrub_run(store));
     again = kvt_join_run(store);
     kvt_room_sweep(store);

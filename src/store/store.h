@@ -46,6 +46,8 @@ struct kvt_store_params {
     uint64_t staging_bytes;     /* part of the arena for loads (and for stores when DRAM is 0) */
     uint64_t write_queue_bytes; /* blocks waiting for L2; more are dropped and counted */
     int write;                  /* enum kvt_write for stores that do not say; 0: through */
+    int64_t ttl_ns;             /* blocks not used for so long are gone; 0: never */
+    uint64_t ns_bytes_max;      /* of the records of one namespace and group; 0: any */
     int admit;                  /* enum kvt_admit (plan/admission.h): which blocks are written */
     uint32_t admit_permille;    /* KVT_ADMIT_RANDOM only: the share of them */
     double token_s, byte_s; /* KVT_ADMIT_VALUE: seconds to compute a token, to load a byte; 0: as

@@ -63,6 +63,7 @@ static void used(struct kvt_store *store, uint32_t entry, uint32_t slot)
 void kvt_admit_first(struct kvt_store *store, uint32_t slot)
 {
     used(store, kvt_slot_at(&store->slots, slot)->entry, slot);
+    kvt_ttl_touch(store, kvt_slot_at(&store->slots, slot)->entry);
 }
 
 void kvt_admit_use(struct kvt_store *store, uint32_t entry)
@@ -71,6 +72,7 @@ void kvt_admit_use(struct kvt_store *store, uint32_t entry)
     struct kvt_slot *s;
 
     used(store, entry, slot);
+    kvt_ttl_touch(store, entry);
     if (slot == KVT_INDEX_NONE)
         return;
     s = kvt_slot_at(&store->slots, slot);

@@ -119,6 +119,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
     s->filler = 1;
     s->replace = chain->request->replace;
     s->sequence = store->sequence_next++;
+    kvt_namespace_at(&store->spaces, chain->ns)->filling_bytes += bytes;
     out->slot = slot;
     out->generation = s->generation;
     out->record_bytes = bytes;
@@ -148,7 +149,7 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
                          struct kvt_alloc_entry *out)
 {
     struct kvt_store *store = chain->store;
-    uint32_t entry = kvt_entry_find(store, full);
+    uint32_t entry = kvt_ttl_find(store, full);
     struct kvt_index_entry *e;
     int32_t status;
 
@@ -166,6 +167,12 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
     if (chain->broken) {
         store->counts.alloc_dropped_chain++;
         return KVT_E_ORPHAN;
+    }
+    if (!kvt_quota_room(
+            store, chain->ns, kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->map),
+            chain->has_parent ? kvt_entry_find(store, &chain->parent) : KVT_INDEX_NONE)) {
+        store->counts.quota_refused++;
+        return KVT_E_DROPPED;
     }
     entry = kvt_entry_get(store, chain->ns, full);
     if (entry == KVT_INDEX_NONE) {
@@ -328,14 +335,15 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
         store->counts.commit_cooled += kvt_map_id_level(e->map) > kvt_map_id_level(s->map);
         kvt_entry_set_pinned(store, entry, false);
         if (e->older) /* it was not written either: the same one stays */
-            e->map = kvt_slot_at(&store->slots, e->slot)->older_map;
+            kvt_entry_set_map(store, entry, kvt_slot_at(&store->slots, e->slot)->older_map);
         e->older = 0;
         if (e->slot != KVT_INDEX_NONE)
             kvt_entry_drop_slot(store, entry, false);
         e->older = e->on_disk;
         s->older_map = e->map & 0xfu;
     }
-    e->map = s->map & 0xfu;
+    kvt_namespace_at(&store->spaces, e->ns)->filling_bytes -= s->record_bytes;
+    kvt_entry_set_map(store, entry, s->map);
     kvt_slot_move(&store->slots, slot, KVT_SLOT_VALID);
     kvt_entry_attach(store, entry, slot);
     kvt_entry_fill_end(store, entry);

@@ -167,6 +167,32 @@ static int check_slots(const struct kvt_store *store, uint32_t *filling, struct 
     return err;
 }
 
+/* Bytes of each namespace, added up again. */
+static int check_bytes(const struct kvt_store *store, char *why, size_t why_len)
+{
+    uint64_t *bytes = calloc((size_t)store->spaces.touched + 1, sizeof(*bytes));
+    int err = bytes ? 0 : -ENOMEM;
+
+    for (uint32_t i = 0; i < store->index.touched && !err; i++) {
+        const struct kvt_index_entry *e = kvt_index_at(&store->index, i);
+
+        if (e->used && kvt_index_present(e))
+            bytes[e->ns] += kvt_entry_bytes(store, i);
+    }
+    for (uint32_t i = 0; i < store->slots.arena.touched && !err; i++) {
+        const struct kvt_slot *s = kvt_slot_at(&store->slots, i);
+
+        if (s->state == KVT_SLOT_FILLING)
+            bytes[kvt_index_at(&store->index, s->entry)->ns] += s->record_bytes;
+    }
+    for (uint32_t ns = 0; ns < store->spaces.touched && !err; ns++)
+        if (bytes[ns] != kvt_namespace_at(&store->spaces, ns)->bytes +
+                             kvt_namespace_at(&store->spaces, ns)->filling_bytes)
+            err = BAD("bytes of namespace %u do not agree", ns);
+    free(bytes);
+    return err;
+}
+
 int kvt_store_check(const struct kvt_store *store, char *why, size_t why_len)
 {
     struct sums sums = {0};
@@ -190,6 +216,8 @@ int kvt_store_check(const struct kvt_store *store, char *why, size_t why_len)
             err = check_entry(store, i, filling, &sums, why, why_len);
     if (!err)
         err = check_segments(store, sums.disk_blocks, why, why_len);
+    if (!err)
+        err = check_bytes(store, why, why_len);
     if (!err)
         err = check_loads(store, why, why_len);
     if (!err)

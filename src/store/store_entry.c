@@ -31,6 +31,7 @@ uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp
     kvt_index_at(&store->index, entry)->ns = ns & 0xfffu;
     store->index.ranks[entry] = rank;
     kvt_namespace_at(&store->spaces, ns)->blocks++;
+    kvt_ttl_touch(store, entry);
     return entry;
 }
 
@@ -40,6 +41,32 @@ bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kv
 
     return slot == KVT_INDEX_NONE ||
            memcmp(&kvt_slot_at(&store->slots, slot)->key, key, sizeof(*key)) == 0;
+}
+
+/* What of it counts towards its namespace. */
+static void count_bytes(struct kvt_store *store, uint32_t entry, bool before)
+{
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    struct kvt_namespace *ns = kvt_namespace_at(&store->spaces, e->ns);
+    bool now = kvt_index_present(e);
+
+    if (now && !before)
+        ns->bytes += kvt_entry_bytes(store, entry);
+    else if (before && !now)
+        ns->bytes -= kvt_entry_bytes(store, entry);
+}
+
+void kvt_entry_set_map(struct kvt_store *store, uint32_t entry, unsigned map)
+{
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    struct kvt_namespace *ns = kvt_namespace_at(&store->spaces, e->ns);
+    uint32_t before = kvt_entry_bytes(store, entry);
+
+    e->map = map & 0xfu;
+    if (kvt_index_present(e)) {
+        ns->bytes -= before;
+        ns->bytes += kvt_entry_bytes(store, entry);
+    }
 }
 
 uint32_t kvt_entry_bytes(const struct kvt_store *store, uint32_t entry)
@@ -79,8 +106,11 @@ static void parent_settle(struct kvt_store *store, uint32_t entry, bool at_tail)
 
 void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot)
 {
+    bool before = kvt_index_present(kvt_index_at(&store->index, entry));
+
     kvt_slot_at(&store->slots, slot)->entry = entry;
     kvt_index_set_slot(&store->index, entry, slot);
+    count_bytes(store, entry, before);
     parent_settle(store, entry, false);
 }
 
@@ -92,7 +122,7 @@ static void older_is_back(struct kvt_store *store, uint32_t entry, unsigned map)
 
     kvt_entry_set_pinned(store, entry, false); /* counted by the record's length */
     e->older = 0;
-    e->map = map & 0xfu;
+    kvt_entry_set_map(store, entry, map);
     store->counts.older_back++;
     if (pinned &&
         store->pinned_bytes + kvt_entry_bytes(store, entry) <= store->params.pin_bytes_max)
@@ -120,6 +150,7 @@ void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
         kvt_slot_free(store, slot);
     if (kvt_index_at(&store->index, entry)->older)
         older_is_back(store, entry, older_map);
+    count_bytes(store, entry, true);
     parent_settle(store, entry, evicting);
 }
 
@@ -129,10 +160,14 @@ bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
     struct kvt_store_disk *disk = &store->disks[root];
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
+    bool before;
+
     kvt_entry_clear_disk(store, entry);
     if (where.segment >= disk->segments || where.page > KVT_INDEX_PAGE_MAX)
         return false;
+    before = kvt_index_present(e);
     e->on_disk = 1;
+    count_bytes(store, entry, before);
     e->hit = 0;
     e->root = root & 0xfu;
     e->segment = where.segment & KVT_INDEX_SEGMENT_MAX;
@@ -163,6 +198,7 @@ void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry)
     e->next = KVT_INDEX_NONE;
     e->on_disk = 0;
     e->older = 0;
+    count_bytes(store, entry, true);
     disk->pinned[e->segment] -= e->pinned;
     store->disk_blocks--;
 }
@@ -241,6 +277,8 @@ void kvt_slot_abandon(struct kvt_store *store, uint32_t slot)
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     uint32_t entry = s->entry;
 
+    uint32_t bytes = s->record_bytes;
+
     s->entry = KVT_NO_NUMBER;
     if (s->pins)
         kvt_slot_move(&store->slots, slot, KVT_SLOT_DOOMED);
@@ -248,6 +286,8 @@ void kvt_slot_abandon(struct kvt_store *store, uint32_t slot)
         kvt_slot_free(store, slot);
     if (entry == KVT_NO_NUMBER)
         return;
+    kvt_namespace_at(&store->spaces, kvt_index_at(&store->index, entry)->ns)->filling_bytes -=
+        bytes;
     kvt_entry_fill_end(store, entry);
     kvt_entry_settle(store, entry);
 }

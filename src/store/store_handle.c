@@ -126,6 +126,7 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
     uint64_t bytes;
 
     store->activity++;
+    kvt_ttl_tick(store);
     if (msg->bytes < sizeof(*msg) || msg->bytes % 8 || msg->bytes > KVT_MSG_BYTES_MAX) {
         store->counts.bad_messages++;
         return KVT_E_INVAL;

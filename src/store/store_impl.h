@@ -6,6 +6,7 @@
  *   store_room.c     makes room: evict, reclaim  store_write.c   write queue, batches
  *   store_query.c    LOOKUP, TOUCH, PIN, NS_OPEN store_flush.c   FLUSH; store_purge.c PURGE
  *   store_later.c    writes put off              store_admit.c   which blocks are written
+ *   store_ttl.c      time to live                store_quota.c   bytes of a namespace
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
  *   store_recover.c  roots at open               store_check.c   every invariant
  *   store_join.c     roots that come later
@@ -218,6 +219,22 @@ struct kvt_ahead {
     uint64_t evicted;
 };
 
+/* Ticks that a time to live is divided into; stamps are the last 16 bits of their number. */
+#define KVT_TTL_TICKS 64u
+#define KVT_TTL_MARKS 128u
+
+struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
+    uint16_t *stamps;  /* by entry: the tick of its last use */
+    uint32_t capacity;
+    int64_t unit_ns, now_ns; /* of a tick; the latest time seen */
+    uint64_t tick;
+    uint64_t marks[KVT_TTL_MARKS]; /* by tick: sequences below were given out before it */
+    uint32_t cursor;               /* of the pass */
+    uint64_t pass_tick;            /* when the last one began */
+    uint64_t floor;                /* journaled: sequences below it do not come back */
+    uint64_t due;                  /* floor that covers all that has expired so far */
+};
+
 struct kvt_store {
     struct kvt_store_params params; /* root_count: those at open */
     struct kvt_index index;
@@ -243,6 +260,7 @@ struct kvt_store {
     struct kvt_store_joining *joining; /* a root whose blocks are being taken in */
 
     struct kvt_admission admission;
+    struct kvt_store_ttl ttl;
     struct kvt_slot_list write_queue; /* oldest at the tail */
     struct kvt_store_write *write_free;
     struct kvt_store_write *write_erase; /* landed after their block had gone */
@@ -347,6 +365,7 @@ bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kv
 /* Remove the entry, and its ancestors, as far as they have neither copy nor children. */
 void kvt_entry_settle(struct kvt_store *store, uint32_t entry);
 uint32_t kvt_entry_bytes(const struct kvt_store *store, uint32_t entry);
+void kvt_entry_set_map(struct kvt_store *store, uint32_t entry, unsigned map);
 void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot);
 /* Take the slot out of its entry: freed, or doomed while pinned. An older record on disk is the
  * entry's again. The entry is not settled. */
@@ -455,6 +474,24 @@ bool kvt_admit_ask(struct kvt_store *store, uint32_t slot);
 /* What the roots have written since. */
 void kvt_admit_run(struct kvt_store *store);
 
+/* ---- store_ttl.c: time to live */
+__attribute__((warn_unused_result)) int kvt_ttl_init(struct kvt_store *store);
+void kvt_ttl_destroy(struct kvt_store *store);
+/* As many stamps as the index has entries. */
+__attribute__((warn_unused_result)) int kvt_ttl_grow(struct kvt_store *store);
+void kvt_ttl_touch(struct kvt_store *store, uint32_t entry);
+/* The entry of a key, or NONE: one that has expired is gone. */
+uint32_t kvt_ttl_find(struct kvt_store *store, const struct kvt_full_key *key);
+/* The entry itself, or NONE when it has expired: it is gone then. */
+uint32_t kvt_ttl_alive(struct kvt_store *store, uint32_t entry);
+/* Time passes: before each message and in each run. Returns the next time to run. */
+int64_t kvt_ttl_run(struct kvt_store *store);
+void kvt_ttl_tick(struct kvt_store *store);
+
+/* ---- store_quota.c: bytes of a namespace */
+/* Make room for a record in its namespace, by giving up others of it; keep: not this entry. */
+bool kvt_quota_room(struct kvt_store *store, uint32_t ns, uint32_t bytes, uint32_t keep);
+
 /* ---- store_later.c: blocks that are not on disk */
 /* The one place where a slot's write state changes. */
 void kvt_write_move(struct kvt_store *store, uint32_t slot, enum kvt_slot_write to);
@@ -505,6 +542,8 @@ void kvt_purges_destroy(struct kvt_store *store);
 bool kvt_purges_run(struct kvt_store *store);
 void kvt_purges_end_all(struct kvt_store *store, int status);
 bool kvt_purges_free(const struct kvt_store *store);
+/* Journal everywhere, unasked, that records of sequences below `value` are gone. false: not now. */
+bool kvt_purges_floor(struct kvt_store *store, uint64_t value);
 /* Purges of the time before a root came: journal them there. */
 void kvt_purges_off_journal(struct kvt_store *store, uint32_t root);
 /* Records of one root that are damaged are not to be found at the next open either: journal that.

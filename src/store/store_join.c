@@ -242,7 +242,10 @@ static int index_room(struct kvt_store *store, const struct kvt_store_joining *j
 
     if (store->params.blocks_max)
         return 0;
-    return kvt_index_grow(&store->index, (uint32_t)KVT_MIN(want, (uint64_t)KVT_INDEX_CAPACITY_MAX));
+    int err =
+        kvt_index_grow(&store->index, (uint32_t)KVT_MIN(want, (uint64_t)KVT_INDEX_CAPACITY_MAX));
+
+    return err ? err : kvt_ttl_grow(store);
 }
 
 int kvt_store_root_join(struct kvt_store *store, struct kvt_store_joining *joining)
@@ -363,7 +366,7 @@ static void take_in(struct kvt_store *store, struct kvt_store_joining *joining,
         kvt_entry_settle(store, entry);
         return;
     }
-    e->map = f->map & 0xfu;
+    kvt_entry_set_map(store, entry, f->map);
     store->counts.recovered_blocks++;
     link_found(store, entry, ns, f);
 }

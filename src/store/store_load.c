@@ -29,7 +29,7 @@ enum started { STARTED, WAITS_FOR_SLOT, WAITS_FOR_READ, OVER_SHARE };
 static uint32_t wanted_entry(struct kvt_store *store, const struct kvt_load *load,
                              const struct kvt_full_key *full)
 {
-    uint32_t entry = kvt_entry_find(store, full);
+    uint32_t entry = kvt_ttl_find(store, full);
     const struct kvt_index_entry *e;
 
     if (entry == KVT_INDEX_NONE || kvt_namespace_at(&store->spaces, load->ns)->purging)

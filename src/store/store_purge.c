@@ -165,6 +165,26 @@ void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_jo
     }
 }
 
+bool kvt_purges_floor(struct kvt_store *store, uint64_t value)
+{
+    struct kvt_store_purge *purge = store->purges;
+    struct kvt_journal_item *items;
+
+    if (!kvt_purges_free(store))
+        return false;
+    while (purge->used)
+        purge++;
+    items = purge->items;
+    *purge = (struct kvt_store_purge){
+        .store = store, .used = 1, .silent = 1, .count = 1, .items = items};
+    memset(&items[0], 0, sizeof(items[0]));
+    items[0].kind = KVT_JOURNAL_PURGE_ALL;
+    items[0].value = value;
+    for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++)
+        purge->self[i] = purge;
+    return true;
+}
+
 static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
                   const struct kvt_msg_keys *request)
 {

@@ -26,7 +26,8 @@ static int grow_for(struct kvt_store *store, uint32_t record_bytes)
                          (uint32_t)KVT_MIN(2 * runs + 2 * KVT_REGIONS, KVT_SLOT_NONE - 1ull));
     if (err)
         return err;
-    return kvt_index_grow(&store->index, (uint32_t)KVT_MIN(blocks, KVT_INDEX_CAPACITY_MAX));
+    err = kvt_index_grow(&store->index, (uint32_t)KVT_MIN(blocks, KVT_INDEX_CAPACITY_MAX));
+    return err ? err : kvt_ttl_grow(store);
 }
 
 int kvt_tables_grow(struct kvt_store *store)
@@ -100,6 +101,16 @@ static void find_keys(struct kvt_store *store, uint32_t ns, const struct kvt_msg
         store->fps[i] = kvt_index_fingerprint(&store->index, &full);
     }
     kvt_index_find_batch(&store->index, store->fps, count, store->found);
+    if (!store->ttl.stamps)
+        return;
+    uint64_t before = store->counts.ttl_expired;
+    for (uint32_t i = 0; i < count; i++)
+        if (store->counts.ttl_expired == before) /* what follows may be gone with it */
+            (void)kvt_ttl_alive(store, store->found[i]);
+        else
+            (void)kvt_ttl_alive(store, kvt_index_find(&store->index, store->fps[i]));
+    if (store->counts.ttl_expired != before)
+        kvt_index_find_batch(&store->index, store->fps, count, store->found);
 }
 
 /* Tier, level and map of one key; false when it ends the run, counted by reason. */

@@ -156,7 +156,7 @@ static void found(void *ctx, const struct kvt_entry *record, uint32_t segment, u
         kvt_entry_settle(store, entry);
         return;
     }
-    kvt_index_at(&store->index, entry)->map = record->map & 0xfu;
+    kvt_entry_set_map(store, entry, record->map);
     store->recover_sequence[entry] = record->sequence;
     store->recover_generation[entry] = generation;
     store->counts.recovered_blocks++;

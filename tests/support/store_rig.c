@@ -67,6 +67,8 @@ static int start(struct rig *rig)
         .scrub_bytes_per_s = o->scrub_bytes_per_s,
         .blocks_max = o->blocks_max,
         .write = o->write,
+        .ttl_ns = o->ttl_ns,
+        .ns_bytes_max = o->ns_bytes_max,
         .admit = o->admit,
         .admit_permille = o->admit_permille,
         .roots_pending = o->roots_pending,

@@ -29,6 +29,8 @@ struct rig_options {
     uint64_t scrub_bytes_per_s;
     uint32_t blocks_max;
     int write; /* enum kvt_write: the store's own policy */
+    int64_t ttl_ns;
+    uint64_t ns_bytes_max;
     int admit; /* enum kvt_admit */
     uint32_t admit_permille;
     uint64_t write_bytes_day; /* of each root */
