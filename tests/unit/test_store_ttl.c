@@ -303,6 +303,7 @@ static void test_bytes_hold_through_everything(void **state)
 {
     struct kvt_rng rng = {41};
     struct rig_options o = options(8 * SECOND);
+    uint64_t expired = 0, seen = 0;
 
     (void)state;
     o.ns_bytes_max = 40 * BLOCK;
@@ -333,6 +334,7 @@ static void test_bytes_hold_through_everything(void **state)
             break;
         case 6:
             if (kvt_rng_below(&rng, 10) == 0) {
+                seen = 0;
                 rig_crash(&rig);
                 ns = rig_ns(&rig, 1, pages);
             }
@@ -341,9 +343,11 @@ static void test_bytes_hold_through_everything(void **state)
             (void)get_in(ns, chain, n);
         }
         rig_check(&rig);
+        expired += rig_stats(&rig).ttl_expired - seen;
+        seen = rig_stats(&rig).ttl_expired;
     }
-    printf("expired %llu, given up %llu, refused %llu\n",
-           (unsigned long long)rig_stats(&rig).ttl_expired,
+    assert_true(expired > 20);
+    printf("expired %llu, given up %llu, refused %llu\n", (unsigned long long)expired,
            (unsigned long long)rig_stats(&rig).quota_evicted,
            (unsigned long long)rig_stats(&rig).quota_refused);
     rig_close(&rig);
