@@ -49,6 +49,6 @@ install: ## into PREFIX (default /usr/local), below DESTDIR when set; under sudo
 	@rm -f build/install_manifest.txt # root's, in a directory that may be somebody else's
 
 clean: ## remove build trees; downloads stay
-	@rm -rf build build-asan build-tsan build-dev build-fuzz build-planted build-coverage
+	@rm -rf dist build-wheel build build-asan build-tsan build-dev build-fuzz build-planted build-coverage
 
 .PHONY: help build demo test test-engines soak lint bench install clean

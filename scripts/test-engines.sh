@@ -32,12 +32,13 @@ work=$cache/test-engines.log
 : >"$work"
 
 # An environment, kept under a digest of what is in it; made under its final name, as environments do
-# not move, and used only when it is complete.
+# not move, and used only when it is complete. A change of a fill_* function changes the recipe.
+recipe=1
 environment() { # NAME PYTHON FUNCTION FILE...: sets $env
     local name=$1 interpreter=$2 fill=$3
     shift 3
     local key
-    key=$({ "$interpreter" -VV; cat "$@" "$0"; echo "$LLAMA_SHA256"; } | sha256sum | cut -c1-12)
+    key=$({ "$interpreter" -VV; cat /dev/null "$@"; echo "$recipe $LLAMA_SHA256"; } | sha256sum | cut -c1-12)
     env=$cache/python-$name-$key
     [ ! -e "$env/complete" ] || return 0
     rm -rf "$cache/python-$name-"*
@@ -69,7 +70,7 @@ fill_engines() {
 }
 
 # ---- the wheel ----
-environment build "$python" fill_build pyproject.toml ||
+environment build "$python" fill_build ||
     skip_all "scikit-build-core and pytest cannot be installed: $(tail -n 1 "$work")"
 build_env=$env
 KVT_LLAMA_PREFIX=$(scripts/build-llama.sh) && export KVT_LLAMA_PREFIX
@@ -113,7 +114,7 @@ for version in 3.10 3.11 3.12 3.13; do
     done
     if [ -z "$interpreter" ]; then
         note "SKIPPED Python $version: not on this machine"
-    elif environment "core$version" "$interpreter" fill_build pyproject.toml; then
+    elif environment "core$version" "$interpreter" fill_build; then
         run_tests "core, Python $version" "$env" "${core[@]}" "$@"
     else
         note "SKIPPED Python $version: pytest cannot be installed"
