@@ -30,7 +30,7 @@ class Settings:
     @property
     def daemon(self) -> bool:
         """Whether the store lives in kvtierd and can be shared by processes."""
-        return bool(self.options.get("daemon"))
+        return str(self.options.get("store", "")).startswith("unix:")
 
 
 def parse(extra: Mapping[str, Any] | None) -> Settings:

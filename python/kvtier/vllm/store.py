@@ -66,7 +66,7 @@ def check_processes(vllm_config: Any, settings: Settings) -> None:
         raise UnsupportedError(
             f"kvtier: this engine has workers in processes of their own (executor {backend}, "
             f"{parallel.world_size} ranks), which share a store through kvtierd: start it, and set "
-            '"daemon": "unix:/run/kvtier.sock" in kv_connector_extra_config instead of dram and '
+            '"store": "unix:/run/kvtier.sock" in kv_connector_extra_config instead of dram and '
             "disk")
 
 
