@@ -187,6 +187,9 @@ def test_smollm2_at_kv4_answers_as_before(smollm2, tmp_path):
     shown = run(smollm2, [[asked], *[[s] for s in steps]], kv4, sampling, engine=engine)
     loaded = shown["batches"][0][0]
     assert loaded["cached"] >= 1024
+    stats = shown["stats"]
+    assert stats["client.store_bytes"] <= 0.33 * stats["client.store_logical_bytes"] or \
+        stats["client.load_bytes"] <= 0.33 * loaded["cached"] * 23040
     print("exact:", answer_of(exact["tokens"]), "\nkv4:", answer_of(loaded["tokens"]))
     agree = sum(batch[0]["tokens"][0] == want
                 for batch, want in zip(shown["batches"][1:], exact["tokens"]))

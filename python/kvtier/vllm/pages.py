@@ -65,7 +65,7 @@ def _shape(name: str, spec: Any, block_tokens: int, opaque: bool) -> Shape:
     mla = type(spec).__name__.startswith("MLA")
     k_dim = spec.head_size
     v_dim = 0 if mla else (getattr(spec, "head_size_v", None) or spec.head_size)
-    quantised = "NONE" not in str(getattr(spec, "kv_quant_mode", "NONE"))
+    quantised = getattr(spec, "kv_quant_mode", 0) != 0  # KVQuantMode.NONE
     packed = getattr(spec, "state_content_bytes", None) is not None and not mla
     if (spec.dtype not in _DTYPES or quantised or packed or not _codable(k_dim) or
             (v_dim and not _codable(v_dim)) or block_tokens % _DIM_STEP):
