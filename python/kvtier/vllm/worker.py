@@ -29,7 +29,7 @@ from .store import Store
 
 _log = logging.getLogger("vllm.kvtier")
 _IDLE_WAIT = 0.002   # seconds that a step without work waits for blocks to arrive
-_BATCH = 256         # blocks of one request to the library
+_BATCH = 2048         # blocks of one request to the library
 _FINE = (0, int(ErrorCode.EXISTS))
 
 
