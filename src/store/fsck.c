@@ -442,7 +442,7 @@ int kvt_fsck(const struct kvt_fsck_params *params, struct kvt_fsck_report *repor
     }
     fsck.l2->io = params->io;
     fsck.l2->params.read_only = 1;
-    fsck.l2->journal.file = -1;
+    fsck.l2->journal.file = fsck.l2->journal.next_file = -1;
     rc = check_root(&fsck);
     free(fsck.l2->journal.items);
     free(fsck.l2);

@@ -255,7 +255,7 @@ int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_
         l2->params.reads_max = READS_DEFAULT;
     l2->params.files_max = KVT_MIN(KVT_MAX(params->files_max, KVT_L2_FILES_MIN), KVT_L2_FILES_MAX);
     l2->oldest = l2->newest = KVT_L2_NONE;
-    l2->super.file = l2->journal.file = -1;
+    l2->super.file = l2->journal.file = l2->journal.next_file = -1;
     l2->prepare.slot = -1;
     l2->pause_until_ns = l2->create_retry_ns = l2->prepare.retry_ns = INT64_MIN;
     l2->super.retry_ns = l2->failure_log_ns = INT64_MIN;

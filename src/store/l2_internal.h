@@ -69,6 +69,13 @@ enum kvt_l2_state {
     KVT_L2_STATES
 };
 
+/* A SEALED segment whose last sync failed: no flush succeeds before one of it does. */
+enum kvt_l2_unsynced {
+    KVT_L2_SYNCED = 0,
+    KVT_L2_SYNC_AGAIN,
+    KVT_L2_SYNC_NEVER /* no footer, which alone knows some of its records: until it is recycled */
+};
+
 struct kvt_l2_segment {
     uint64_t generation;
     uint64_t min_sequence; /* of the entries its file may show; UINT64_MAX: none, for certain */
@@ -80,6 +87,7 @@ struct kvt_l2_segment {
     uint8_t state;         /* enum kvt_l2_state */
     uint8_t drained;       /* what is to be kept of it has been moved */
     uint8_t punched;       /* has holes: space is reserved again before reuse */
+    uint8_t unsynced;      /* enum kvt_l2_unsynced */
 };
 
 struct kvt_l2_file {
@@ -168,7 +176,8 @@ enum kvt_l2_flush_step {
     KVT_L2_FLUSH_IDLE = 0,
     KVT_L2_FLUSH_WRITES, /* until every batch accepted before is published */
     KVT_L2_FLUSH_OPEN,   /* the open segment is being synced */
-    KVT_L2_FLUSH_SEALS   /* until the segments closed before are sealed */
+    KVT_L2_FLUSH_SEALS,  /* until the segments closed before are sealed */
+    KVT_L2_FLUSH_AGAIN   /* one whose sync had failed is being synced again */
 };
 
 struct kvt_l2_flush {
@@ -179,6 +188,7 @@ struct kvt_l2_flush {
     uint64_t mark;
     uint64_t writes_target;
     uint64_t seals_target;
+    uint32_t cursor; /* AGAIN: over all segments */
     int status;
     void (*done)(void *ctx, int status);
     void *ctx;
@@ -274,7 +284,7 @@ struct kvt_l2 {
     struct kvt_l2_prepare prepare;
     struct kvt_l2_seal seal;
     uint64_t seals_started, seals_done;
-    int sync_status; /* an earlier seal or sync lost data: the next flush says so */
+    uint32_t unsynced; /* segments that are not KVT_L2_SYNCED */
 
     uint32_t fail_streak, create_fails;
     int64_t pause_until_ns, pause_ns, create_retry_ns;
@@ -301,6 +311,7 @@ void *kvt_l2_pages_alloc(size_t bytes);
 
 /* l2_segment.c: files, states, preparing */
 void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_state to);
+void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_unsynced state);
 int kvt_l2_file_get(struct kvt_l2 *l2, uint32_t segment, bool create); /* slot, -EAGAIN, -errno */
 void kvt_l2_file_put(struct kvt_l2 *l2, int slot);
 void kvt_l2_file_forget(struct kvt_l2 *l2, uint32_t segment);

@@ -316,11 +316,13 @@ static void moved_synced(struct kvt_l2_op *op)
     struct kvt_l2_prepare *prepare = &l2->prepare;
 
     if (op->req.result < 0) {
-        kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: sync failed: %s",
-                (unsigned)prepare->syncing->segment, kvt_strerror((int)op->req.result));
-        l2->sync_status = (int)op->req.result; /* the next flush says so */
+        /* what was moved is not durable: nothing old is overwritten before it is */
+        kvt_l2_log_failure(l2, "a sync", prepare->syncing->segment, (int)op->req.result);
+        kvt_l2_failed(l2, (int)op->req.result, kvt_l2_now(l2));
+        prepare->retry_ns = kvt_l2_now(l2) + KVT_L2_PAUSE_NS_MIN;
+    } else {
+        prepare->syncing->synced = KVT_MAX(prepare->syncing->synced, prepare->mark);
     }
-    prepare->syncing->synced = KVT_MAX(prepare->syncing->synced, prepare->mark);
     kvt_l2_file_put(l2, prepare->slot);
     prepare->slot = -1;
     prepare->step = KVT_L2_IDLE;

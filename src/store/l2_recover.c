@@ -451,9 +451,14 @@ static int write_meta(struct recovery *r)
     rc = kvt_l2_super_write_now(l2);
     if (!rc && r->survey.superblock_copy < 0)
         rc = kvt_l2_super_write_now(l2);
-    if (!rc && !r->survey.superblock_file)
-        rc = l2->io->ops->sync_dir(l2->io);
-    return rc;
+    if (rc)
+        return rc;
+    /* also for a process that died: a file that it has removed must not come back later */
+    rc = l2->io->ops->sync_dir(l2->io);
+    if (!rc || !r->survey.superblock_file)
+        return rc;
+    kvt_log(&l2->params.log, KVT_LOG_WARN, "the directory cannot be synced: %s", kvt_strerror(rc));
+    return 0;
 }
 
 static int recover_surveyed(struct recovery *r)

@@ -4,7 +4,8 @@
  * request; fdatasync. So a footer speaks only for records that are durable. A footer that cannot be
  * written leaves a segment that the next open walks and verifies.
  * Flush: every batch accepted before is reported, the open segment is synced, the segments closed
- * before are sealed. Errors of seals since the last flush are reported by it, once. */
+ * before are sealed, and those whose sync had failed are synced again: after a failure no flush
+ * succeeds as long as anything before it is not durable. */
 #include <errno.h>
 #include <string.h>
 
@@ -46,19 +47,19 @@ static void sync_request(struct kvt_l2 *l2, struct kvt_l2_op *op, int slot)
     kvt_l2_submit(l2, op);
 }
 
-static void segment_sealed(struct kvt_l2 *l2, int status)
+static void segment_sealed(struct kvt_l2 *l2, int status, enum kvt_l2_unsynced state)
 {
     struct kvt_l2_active *active = l2->closed;
 
-    if (status) {
+    if (status)
         kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: sync failed: %s",
                 (unsigned)active->segment, kvt_strerror(status));
-        l2->sync_status = status;
-    }
     kvt_l2_file_put(l2, active->slot);
     if (!active->count)
         l2->stats.segments_live--;
     kvt_l2_segment_move(l2, active->segment, active->count ? KVT_L2_SEALED : KVT_L2_BLANK);
+    if (active->count)
+        kvt_l2_segment_synced(l2, active->segment, state);
     l2->closed = NULL;
     l2->seal.step = KVT_L2_IDLE;
     l2->seals_done++;
@@ -101,17 +102,22 @@ static void footer_written(struct kvt_l2 *l2, const struct kvt_io_req *req)
     if (kvt_l2_full(status))
         l2->stats.enospc++;
     /* a walk finds the records, but for those behind a failed batch */
-    segment_sealed(l2, l2->closed->gap ? status : 0);
+    segment_sealed(l2, 0, l2->closed->gap ? KVT_L2_SYNC_NEVER : KVT_L2_SYNCED);
 }
 
 static void seal_done(struct kvt_l2_op *op)
 {
     struct kvt_l2 *l2 = op->l2;
+    int status = (int)KVT_MIN(op->req.result, 0);
+    /* without a footer, records behind a failed batch are lost */
+    bool never = l2->seal.step == KVT_L2_DATA && l2->closed->gap;
 
     if (l2->seal.step == KVT_L2_WRITE)
         footer_written(l2, &op->req);
-    else if (l2->seal.step == KVT_L2_SYNC || op->req.result < 0)
-        segment_sealed(l2, (int)KVT_MIN(op->req.result, 0));
+    else if (status)
+        segment_sealed(l2, status, never ? KVT_L2_SYNC_NEVER : KVT_L2_SYNC_AGAIN);
+    else if (l2->seal.step == KVT_L2_SYNC)
+        segment_sealed(l2, 0, KVT_L2_SYNCED);
     else
         write_footer(l2);
 }
@@ -128,7 +134,7 @@ void kvt_l2_seal_pump(struct kvt_l2 *l2)
         return;
     l2->seal.op.finish = seal_done;
     if (!active->count) {
-        segment_sealed(l2, 0);
+        segment_sealed(l2, 0, KVT_L2_SYNCED);
     } else if (active->written == active->synced) {
         write_footer(l2);
     } else {
@@ -193,19 +199,60 @@ static void flush_open(struct kvt_l2 *l2)
     sync_request(l2, &flush->op, active->slot);
 }
 
+static void flush_again_done(struct kvt_l2_op *op)
+{
+    struct kvt_l2 *l2 = op->l2;
+    struct kvt_l2_flush *flush = &l2->flush;
+
+    l2->segments[flush->cursor].busy--;
+    kvt_l2_file_put(l2, flush->slot);
+    if (op->req.result < 0)
+        flush->status = (int)op->req.result;
+    else
+        kvt_l2_segment_synced(l2, flush->cursor, KVT_L2_SYNCED);
+    flush->cursor++;
+    flush->step = KVT_L2_FLUSH_SEALS;
+}
+
+/* Sync the next segment whose sync had failed. False: there is none left. */
+static bool flush_again(struct kvt_l2 *l2)
+{
+    struct kvt_l2_flush *flush = &l2->flush;
+
+    for (; flush->cursor < l2->limit && l2->unsynced; flush->cursor++) {
+        struct kvt_l2_segment *segment = &l2->segments[flush->cursor];
+
+        if (segment->unsynced == KVT_L2_SYNC_NEVER)
+            flush->status = -EIO;
+        if (segment->unsynced != KVT_L2_SYNC_AGAIN)
+            continue;
+        flush->slot = kvt_l2_file_get(l2, flush->cursor, false);
+        if (flush->slot == -EAGAIN)
+            return true; /* no descriptor now: the next run tries again */
+        if (flush->slot < 0) {
+            flush->status = flush->slot;
+            continue;
+        }
+        segment->busy++;
+        flush->step = KVT_L2_FLUSH_AGAIN;
+        flush->op.finish = flush_again_done;
+        sync_request(l2, &flush->op, flush->slot);
+        return true;
+    }
+    return false;
+}
+
 void kvt_l2_flush_pump(struct kvt_l2 *l2)
 {
     struct kvt_l2_flush *flush = &l2->flush;
 
     if (flush->step == KVT_L2_FLUSH_WRITES && l2->writes_reported >= flush->writes_target)
         flush_open(l2);
-    if (flush->step == KVT_L2_FLUSH_SEALS && l2->seals_done >= flush->seals_target) {
-        int status = flush->status ? flush->status : l2->sync_status;
-
-        l2->sync_status = 0;
-        flush->step = KVT_L2_FLUSH_IDLE;
-        flush->done(flush->ctx, status);
-    }
+    if (flush->step != KVT_L2_FLUSH_SEALS || l2->seals_done < flush->seals_target ||
+        flush_again(l2))
+        return;
+    flush->step = KVT_L2_FLUSH_IDLE;
+    flush->done(flush->ctx, flush->status);
 }
 
 int kvt_l2_flush(struct kvt_l2 *l2, void (*done)(void *ctx, int status), void *ctx)
@@ -217,6 +264,7 @@ int kvt_l2_flush(struct kvt_l2 *l2, void (*done)(void *ctx, int status), void *c
     flush->step = KVT_L2_FLUSH_WRITES;
     flush->writes_target = l2->writes_accepted;
     flush->status = 0;
+    flush->cursor = 0;
     flush->done = done;
     flush->ctx = ctx;
     return 0;

@@ -48,6 +48,15 @@ static void age_remove(struct kvt_l2 *l2, uint32_t number)
     segment->older = segment->newer = KVT_L2_NONE;
 }
 
+void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_unsynced state)
+{
+    struct kvt_l2_segment *segment = &l2->segments[number];
+
+    l2->unsynced -= segment->unsynced != KVT_L2_SYNCED;
+    l2->unsynced += state != KVT_L2_SYNCED;
+    segment->unsynced = (uint8_t)state;
+}
+
 void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_state to)
 {
     struct kvt_l2_segment *segment = &l2->segments[number];
@@ -59,6 +68,7 @@ void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_state t
         age_remove(l2, number);
         l2->drained -= segment->drained;
         segment->drained = 0;
+        kvt_l2_segment_synced(l2, number, KVT_L2_SYNCED); /* it is OPEN, or its records go */
     }
     if (to == KVT_L2_SEALED)
         age_append(l2, number);

@@ -623,6 +623,15 @@ void fault_io_pull_the_plug(struct kvt_io *io)
     show_ready(fault);
 }
 
+void fault_io_plug_in(struct kvt_io *io)
+{
+    struct fault_io *fault = fault_of(io);
+
+    fault->dead = false;
+    fault->stalled_until = 0;
+    fault->held.count = fault->ready.count = fault->late_count = 0;
+}
+
 void fault_io_clock(struct kvt_io *io, struct kvt_clock clock)
 {
     fault_of(io)->clock = clock;

@@ -90,6 +90,7 @@ void fault_io_clear(struct kvt_io *io);
 /* Everything fails with -EIO from now on: the drive is gone. What was done stays in inner. What is
  * late, stalled or held back comes at once. */
 void fault_io_pull_the_plug(struct kvt_io *io);
+void fault_io_plug_in(struct kvt_io *io); /* again, with nothing in flight */
 
 /* Time, for what is late; and how long every data operation takes, at least and at most. */
 void fault_io_clock(struct kvt_io *io, struct kvt_clock clock);

@@ -72,10 +72,13 @@ static void *must(void *memory)
     return memory;
 }
 
-static void must_be(bool good)
+#define must_be(good) must_be_at(good, #good, __LINE__)
+static void must_be_at(bool good, const char *what, int line)
 {
-    if (!good)
+    if (!good) {
+        fprintf(stderr, "power_io: line %d: %s\n", line, what);
         abort();
+    }
 }
 
 static void *pages_of(uint64_t bytes)
@@ -524,11 +527,13 @@ uint32_t power_io_unsynced(const struct kvt_io *io)
 
 /* ---- the loss */
 
+/* Where inner is full (what a hole had freed is in use elsewhere), the change stays. */
 static void put_back(struct power_io *power, int file, uint64_t offset, const uint8_t *data,
                      uint64_t bytes)
 {
-    if (bytes)
-        must_be(kvt_io_write_now(power->inner, file, offset, data, bytes) == (int64_t)bytes);
+    int64_t got = bytes ? kvt_io_write_now(power->inner, file, offset, data, bytes) : 0;
+
+    must_be(got == (int64_t)bytes || got == -ENOSPC);
 }
 
 static void set_size(struct power_io *power, int file, uint64_t bytes)

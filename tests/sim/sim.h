@@ -1,0 +1,200 @@
+/* The simulator: the production store half under a simulated clock, scheduler, drives and clients.
+ *
+ * One seed decides everything: the shape (memory, drives, caps, record sizes, latencies, policies),
+ * what the clients do and which of them die, what goes wrong and when, what a power loss leaves. So
+ * a seed that finds something finds it again; the hash over the log of events says whether two runs
+ * were the same.
+ *
+ *   test_sim.c     seeds, repetition, the sum
+ *   sim_world.c    drives, store, time; lives and how they end
+ *   sim_client.c   what clients send, what comes back
+ *   sim_oracle.c   what may and what must be seen
+ *   sim_check.c    invariants after every recovery
+ *
+ * Drives: fault_io over power_io over memory, so that completions come late and in any order, fail
+ * or lie, and a loss of power leaves any part of what was not synced.
+ * Threads: one. A check that fails ends the seed by longjmp(); its memory is not freed. */
+#ifndef KVT_TESTS_SIM_H
+#define KVT_TESTS_SIM_H
+
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/rng.h"
+#include "format/message.h"
+#include "store/store.h"
+#include "support/place.h"
+#include "support/power_io.h"
+
+enum {
+    SIM_NS = 2,
+    SIM_CHAINS = 6,
+    SIM_DEPTH = 12,
+    SIM_BLOCKS = SIM_CHAINS * SIM_DEPTH,
+    SIM_CLIENTS = 4,
+    SIM_DISKS = 2,
+    SIM_PIECE = 8, /* keys of one request at most */
+    SIM_FILLS = 48,
+    SIM_HELD = 512,
+    SIM_LOADS = 24,
+    SIM_WAITS = 32,
+};
+#define SIM_ARENA_MAX (2u << 20)
+#define SIM_RECORD_PAGES_MAX 48u
+
+enum sim_faults { SIM_SOUND, SIM_HONEST, SIM_LYING };
+
+struct sim_shape {
+    uint64_t cache_bytes, staging_bytes, cap_bytes, medium_bytes, queue_bytes, pin_bytes;
+    uint64_t scrub_bytes;
+    int64_t latency_min, latency_max;
+    uint32_t disks;
+    int write;
+    enum sim_faults faults;
+    uint8_t pages[SIM_NS][3]; /* of a record, by map */
+};
+
+/* What is known of one block. */
+struct sim_block {
+    uint8_t may;           /* bit i: the record under sim_maps[i] may be seen */
+    uint8_t ever;          /* the same, purges not counted: what a drive that lied may bring back */
+    uint64_t committed[3]; /* when it last was, by map; an operation's number */
+    uint64_t last_commit;
+    uint64_t durable; /* when the flush was sent that acknowledged it; 0: none holds */
+    struct place place;
+    uint32_t purges;
+    bool erased; /* a purge of it failed: its bytes may be gone all the same */
+};
+
+struct sim_fill {
+    uint32_t client, ns, index, map, purges;
+    uint64_t checksum;
+    struct kvt_alloc_entry entry;
+};
+
+struct sim_load {
+    uint64_t cookie;
+    uint32_t client, ns, n, have;
+    uint8_t min;
+    bool ended, direct;
+    uint32_t index[SIM_PIECE];
+};
+
+struct sim_held {
+    uint32_t client, ns, index, map, slot, generation;
+    uint64_t offset;
+    uint32_t bytes;
+};
+
+struct sim_wait { /* for the answer to a FLUSH or PURGE; op 0: free */
+    uint64_t cookie, sent;
+    uint16_t op;
+    uint32_t client, ns, n;
+    uint32_t index[SIM_PIECE]; /* n == 0: the namespace */
+};
+
+struct sim_counts {
+    uint64_t commits, good, missed, damaged, flushes, purges, lives, losses, durable, evicted;
+    uint64_t recycled, unsynced, refused, deaths, faults;
+};
+
+struct sim {
+    uint64_t seed;
+    struct kvt_rng rng;
+    uint64_t hash, events;
+    uint64_t op; /* number of the operation that runs, from 1 */
+    uint64_t life_op; /* when this life began */
+    int64_t now_ns;
+    bool hurry; /* the clock moves by itself: the store waits for its drives */
+    struct sim_shape shape;
+    struct kvt_store *store;
+    uint8_t *arena;
+    struct kvt_io *disks[SIM_DISKS]; /* fault_io */
+    bool lied;                       /* a drive has told a lie: only exact or miss is promised */
+    bool closing, verbose;
+    bool purge_failed; /* bytes may be gone without a journal that says why: fsck takes it amiss */
+    uint64_t cookie;
+    uint32_t clients[SIM_CLIENTS]; /* ids; a new one after each death */
+    uint32_t next_client;
+    struct sim_block blocks[SIM_NS][SIM_BLOCKS];
+    uint32_t ns[SIM_NS]; /* handles */
+    struct sim_fill fills[SIM_FILLS];
+    struct sim_held held[SIM_HELD];
+    struct sim_load loads[SIM_LOADS];
+    struct sim_wait waits[SIM_WAITS];
+    uint32_t fill_count, held_count, load_count;
+    /* of an ALLOC or LOOKUP that is being handled */
+    const struct kvt_msg_alloc *allocating;
+    uint32_t alloc_ns, alloc_map, alloc_first, answers;
+    struct kvt_lookup_entry looked[SIM_PIECE];
+    uint32_t looked_count;
+    int32_t status; /* of the last direct answer */
+    struct sim_counts counts;
+    jmp_buf *failed;
+    char why[512];
+};
+
+extern const uint8_t sim_maps[3];
+
+/* sim_world.c */
+__attribute__((format(printf, 2, 3), noreturn)) void sim_fail(struct sim *sim, const char *format,
+                                                              ...);
+#define SIM_CHECK(sim, good)                                               \
+    do {                                                                   \
+        if (!(good))                                                       \
+            sim_fail(sim, "%s:%d: not true: %s", __FILE__, __LINE__, #good); \
+    } while (0)
+void sim_log(struct sim *sim, uint64_t what, uint64_t value);
+/* With KVT_SIM_LOG only; not in the hash. */
+__attribute__((format(printf, 2, 3))) void sim_tell(struct sim *sim, const char *format, ...);
+uint32_t sim_roll(struct sim *sim, uint32_t bound);
+void sim_start(struct sim *sim, uint64_t seed, uint8_t *arena);
+void sim_stop(struct sim *sim);
+/* Let the store and its drives work for that long. */
+void sim_advance(struct sim *sim, int64_t ns);
+/* Until nothing is in flight: all answers have come. */
+void sim_settle(struct sim *sim);
+/* One life: open the store over the drives as they are. 0, or the store's error. */
+int sim_open(struct sim *sim);
+void sim_close(struct sim *sim);                       /* orderly */
+void sim_die(struct sim *sim, enum power_loss loss);   /* the store is gone, the power may be */
+struct kvt_io *sim_medium(struct sim *sim, uint32_t i); /* below the faults */
+void sim_new_disk(struct sim *sim, uint32_t i);
+void sim_check_store(struct sim *sim);
+
+/* sim_client.c */
+void sim_operation(struct sim *sim);
+void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg);
+void sim_clients_start(struct sim *sim); /* of a new life: namespaces are opened */
+void sim_clients_die(struct sim *sim);   /* all of them, and nobody notices */
+void sim_everybody_leaves(struct sim *sim);
+/* Tier of a block; map: which one is seen. */
+uint8_t sim_look(struct sim *sim, uint32_t ns, uint32_t index, uint8_t *map);
+/* Load one block, now: 0 exact, or its status. */
+int32_t sim_get(struct sim *sim, uint32_t ns, uint32_t index);
+
+/* sim_oracle.c */
+struct kvt_msg_key sim_key(uint32_t ns, uint32_t index);
+uint32_t sim_parent(uint32_t index); /* UINT32_MAX: none */
+void sim_fill_record(struct sim *sim, const struct sim_fill *fill, uint64_t *checksum);
+/* A record was handed out: 0 exact; KVT_E_CORRUPT when it does not verify; fails the seed on others. */
+int sim_judge(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, const uint8_t *record,
+              uint32_t bytes, uint64_t checksum);
+void sim_seen(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uint8_t min);
+void sim_committed(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map);
+void sim_purge_sent(struct sim *sim, const struct sim_wait *wait);
+void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
+void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
+void sim_note_places(struct sim *sim); /* before a life ends: blocks may have been moved */
+void sim_forget_durable(struct sim *sim);
+/* What must be there in the life that begins now: acknowledged by a flush, with all that come before
+ * it, and in no segment that has been recycled since. */
+void sim_expect(struct sim *sim, bool must[SIM_NS][SIM_BLOCKS]);
+
+/* sim_check.c */
+void sim_check_medium(struct sim *sim, bool strict); /* fsck finds no damage */
+void sim_check_recovery(struct sim *sim, enum power_loss loss);
+
+#endif

@@ -1,0 +1,219 @@
+/* After every recovery. See sim.h.
+ *
+ *   the medium    fsck finds no damage where drives were honest, before and after
+ *   the store     its own invariants; the bytes of its files are what it counts, within the cap;
+ *                 as many blocks as fsck counts
+ *   blocks        what is seen is exact and may be seen; what must be there is
+ *   again         a second recovery finds the same
+ *   nothing held  no pins, no slots, when nobody is there */
+#include <stdio.h>
+#include <string.h>
+
+#include "kvtier/error.h"
+#include "sim/sim.h"
+#include "store/fsck.h"
+#include "store/l2_internal.h"
+#include "store/store_impl.h"
+
+static void note_problem(void *ctx, bool problem, const char *text)
+{
+    struct sim *sim = ctx;
+
+    if (problem && !sim->why[0])
+        snprintf(sim->why, sizeof sim->why, "fsck: %s", text);
+}
+
+static uint64_t fsck_records(struct sim *sim, bool strict)
+{
+    uint64_t records = 0;
+
+    for (uint32_t i = 0; i < sim->shape.disks; i++) {
+        struct kvt_fsck_params params = {
+            .io = sim_medium(sim, i), .found = note_problem, .ctx = sim};
+        struct kvt_fsck_report report;
+        int rc;
+
+        sim->why[0] = '\0';
+        rc = kvt_fsck(&params, &report);
+        sim_log(sim, 110, report.records << 16 ^ report.problems);
+        if (strict && (rc < 0 || report.problems)) {
+            char why[512];
+
+            memcpy(why, sim->why, sizeof why);
+            sim_fail(sim, "rc %d, %s", rc, why);
+        }
+        records += report.records;
+    }
+    return records;
+}
+
+void sim_check_medium(struct sim *sim, bool strict)
+{
+    (void)fsck_records(sim, strict);
+}
+
+struct sizes {
+    struct kvt_io *io;
+    uint64_t segments, all;
+};
+
+static int add_size(void *arg, const char *name)
+{
+    struct sizes *sizes = arg;
+    int file = sizes->io->ops->open(sizes->io, name, KVT_IO_OPEN_READ_ONLY);
+    uint32_t number;
+    int64_t bytes = 0;
+
+    if (file >= 0) {
+        bytes = sizes->io->ops->size(sizes->io, file);
+        sizes->io->ops->close(sizes->io, file);
+    }
+    sizes->all += (uint64_t)bytes;
+    if (kvt_l2_name_kind(name, &number) == KVT_L2_NAME_IS_SEGMENT)
+        sizes->segments += (uint64_t)bytes;
+    return 0;
+}
+
+static void check_space(struct sim *sim)
+{
+    for (uint32_t i = 0; i < sim->shape.disks; i++) {
+        struct sizes sizes = {.io = sim_medium(sim, i)};
+        struct kvt_l2_stats stats;
+
+        SIM_CHECK(sim, sizes.io->ops->list(sizes.io, add_size, &sizes) == 0);
+        kvt_l2_stats(sim->store->disks[i].l2, &stats);
+        if (sizes.all > sim->shape.cap_bytes)
+            sim_fail(sim, "files of %llu bytes, the cap is %llu", (unsigned long long)sizes.all,
+                     (unsigned long long)sim->shape.cap_bytes);
+        if (sizes.segments != stats.bytes_used && !stats.segments_unread)
+            sim_fail(sim, "segments of %llu bytes, %llu counted",
+                     (unsigned long long)sizes.segments, (unsigned long long)stats.bytes_used);
+    }
+}
+
+struct view {
+    uint8_t tier[SIM_NS][SIM_BLOCKS], map[SIM_NS][SIM_BLOCKS];
+};
+
+/* With KVT_SIM_LOG: what a recovery made of each segment. */
+static void tell_segments(struct sim *sim)
+{
+    for (uint32_t i = 0; i < sim->shape.disks && sim->verbose; i++) {
+        const struct kvt_l2 *l2 = sim->store->disks[i].l2;
+
+        for (uint32_t s = 0; s < l2->limit; s++)
+            if (l2->segments[s].state)
+                sim_tell(sim, "root %u, segment %u: generation %llu, state %u, %llu bytes, from %llu",
+                         i, s, (unsigned long long)l2->segments[s].generation,
+                         l2->segments[s].state, (unsigned long long)l2->segments[s].bytes,
+                         (unsigned long long)l2->segments[s].min_sequence);
+    }
+}
+
+static void look_at_all(struct sim *sim, struct view *view)
+{
+    for (uint32_t ns = 0; ns < SIM_NS; ns++)
+        for (uint32_t i = 0; i < SIM_BLOCKS; i++) {
+            view->tier[ns][i] = sim_look(sim, ns, i, &view->map[ns][i]);
+            if (view->tier[ns][i] != KVT_TIER_MISS && !sim->blocks[ns][i].may)
+                sim_fail(sim, "namespace %u, block %u is back", ns, i);
+        }
+}
+
+static void read_all(struct sim *sim, const struct view *view, bool must[SIM_NS][SIM_BLOCKS])
+{
+    for (uint32_t ns = 0; ns < SIM_NS; ns++)
+        for (uint32_t i = 0; i < SIM_BLOCKS; i++) {
+            int32_t status = KVT_E_MISS;
+
+            if (view->tier[ns][i] != KVT_TIER_MISS)
+                status = sim_get(sim, ns, i);
+            if (status && must[ns][i])
+                sim_fail(sim,
+                         "namespace %u, block %u was flushed and is %d; root %u, segment %u of "
+                         "generation %llu",
+                         ns, i, status, sim->blocks[ns][i].place.root,
+                         sim->blocks[ns][i].place.segment,
+                         (unsigned long long)sim->blocks[ns][i].place.generation);
+            if (status && view->tier[ns][i] != KVT_TIER_MISS && !sim->lied &&
+                !sim->blocks[ns][i].erased)
+                sim_fail(sim, "namespace %u, block %u was seen and is %d", ns, i, status);
+        }
+}
+
+static void check_nothing_held(struct sim *sim)
+{
+    struct kvt_store_stats stats;
+
+    sim_settle(sim);
+    sim_check_store(sim);
+    kvt_store_stats(sim->store, &stats);
+    if (stats.dram_pins || sim->store->reads_going || sim->store->items_used ||
+        sim->store->direct_used)
+        sim_fail(sim, "pins %llu, reads %u, load items %u, direct pins %u are left",
+                 (unsigned long long)stats.dram_pins, sim->store->reads_going,
+                 sim->store->items_used, sim->store->direct_used);
+}
+
+static void open_again(struct sim *sim)
+{
+    int rc = sim_open(sim);
+
+    if (rc && !sim->lied)
+        sim_fail(sim, "does not open any more: %d", rc);
+    if (!rc)
+        return;
+    /* a drive that lied has left what nobody takes for a root */
+    for (uint32_t i = 0; i < sim->shape.disks; i++) {
+        sim->disks[i]->ops->destroy(sim->disks[i]);
+        sim_new_disk(sim, i);
+    }
+    sim->lied = false;
+    memset(sim->blocks, 0, sizeof sim->blocks);
+    sim->counts.refused++;
+    SIM_CHECK(sim, sim_open(sim) == 0);
+}
+
+void sim_check_recovery(struct sim *sim, enum power_loss loss)
+{
+    bool must[SIM_NS][SIM_BLOCKS], strict = !sim->lied && !sim->purge_failed && loss != POWER_GARBLES;
+    static struct view first, second;
+    struct kvt_store_stats stats;
+    uint64_t records;
+
+    sim_expect(sim, must);
+    records = fsck_records(sim, strict);
+    open_again(sim);
+    tell_segments(sim);
+    sim_check_store(sim);
+    check_space(sim);
+    kvt_store_stats(sim->store, &stats);
+    if (strict && sim->shape.disks == 1 && stats.disk_blocks != records)
+        sim_fail(sim, "fsck counts %llu records, the store %llu blocks",
+                 (unsigned long long)records, (unsigned long long)stats.disk_blocks);
+    sim_settle(sim); /* orphans are swept */
+    look_at_all(sim, &first);
+    read_all(sim, &first, must);
+    check_nothing_held(sim);
+    if (!sim->shape.disks) {
+        memset(sim->blocks, 0, sizeof sim->blocks);
+        return;
+    }
+    sim_die(sim, sim_roll(sim, 2) ? POWER_KEEPS : POWER_DROPS);
+    open_again(sim);
+    tell_segments(sim);
+    sim_check_store(sim);
+    sim_settle(sim);
+    look_at_all(sim, &second);
+    if (!sim->lied && memcmp(&first.tier, &second.tier, sizeof first.tier))
+        for (uint32_t ns = 0; ns < SIM_NS; ns++)
+            for (uint32_t i = 0; i < SIM_BLOCKS; i++)
+                if (first.tier[ns][i] != second.tier[ns][i])
+                    sim_fail(sim,
+                             "a second recovery: namespace %u, block %u was %u, is %u; the one "
+                             "before it was %u, is %u",
+                             ns, i, first.tier[ns][i], second.tier[ns][i],
+                             sim_parent(i) == UINT32_MAX ? 9 : first.tier[ns][sim_parent(i)],
+                             sim_parent(i) == UINT32_MAX ? 9 : second.tier[ns][sim_parent(i)]);
+    sim_check_medium(sim, strict);
+}

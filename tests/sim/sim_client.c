@@ -1,0 +1,563 @@
+/* What clients send and what comes back. See sim.h. A client is an id of the store and what it
+ * holds: slots being filled, grants, requests that wait. It dies in the middle of anything. */
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "sim/sim.h"
+#include "support/fault_io.h"
+
+static union {
+    struct kvt_msg msg;
+    struct kvt_msg_ns_open open;
+    struct kvt_msg_keys keys;
+    struct kvt_msg_alloc alloc;
+    struct kvt_msg_acquire acquire;
+    struct kvt_msg_slots slots;
+    struct kvt_msg_cancel cancel;
+    uint8_t bytes[4096];
+} out;
+
+static void begin(struct sim *sim, uint16_t op, size_t bytes, uint32_t ns, uint32_t count)
+{
+    memset(&out, 0, bytes + 8);
+    out.msg.bytes = (uint32_t)((bytes + 7) / 8 * 8);
+    out.msg.op = op;
+    out.msg.cookie = ++sim->cookie;
+    out.msg.ns = ns;
+    out.msg.count = count;
+}
+
+static void send(struct sim *sim, uint32_t client)
+{
+    sim->answers = 0;
+    sim_log(sim, out.msg.op, (uint64_t)client << 32 | out.msg.count);
+    sim_tell(sim, "client %u sends %u, cookie %llu, namespace %u, %u keys", client, out.msg.op,
+             (unsigned long long)out.msg.cookie, out.msg.ns, out.msg.count);
+    SIM_CHECK(sim, kvt_store_handle(sim->store, client, &out.msg) == 0);
+}
+
+static uint32_t some_client(struct sim *sim)
+{
+    return sim->clients[sim_roll(sim, SIM_CLIENTS)];
+}
+
+/* A piece of a chain: its first block; returns how many. */
+static uint32_t some_piece(struct sim *sim, uint32_t *first)
+{
+    uint32_t chain = sim_roll(sim, SIM_CHAINS);
+    uint32_t depth = sim_roll(sim, 2) ? 0 : sim_roll(sim, SIM_DEPTH);
+    uint32_t n = 1 + sim_roll(sim, SIM_PIECE);
+
+    *first = chain * SIM_DEPTH + depth;
+    return KVT_MIN(n, SIM_DEPTH - depth);
+}
+
+static uint32_t map_index(struct sim *sim, uint8_t map)
+{
+    for (uint32_t i = 0; i < 3; i++)
+        if (sim_maps[i] == map)
+            return i;
+    sim_fail(sim, "a record under map %u", map);
+}
+
+/* ---- what comes back */
+
+static void take_slots(struct sim *sim, uint32_t client, const struct kvt_msg_alloc_reply *reply)
+{
+    for (uint32_t i = 0; i < reply->msg.count; i++) {
+        uint32_t index = sim->alloc_first + i;
+        struct sim_fill *fill = &sim->fills[sim->fill_count];
+
+        if (reply->entries[i].status)
+            continue;
+        SIM_CHECK(sim, sim->fill_count < SIM_FILLS);
+        *fill = (struct sim_fill){.client = client,
+                                  .ns = sim->alloc_ns,
+                                  .index = index,
+                                  .map = sim->alloc_map,
+                                  .purges = sim->blocks[sim->alloc_ns][index].purges,
+                                  .entry = reply->entries[i]};
+        sim_fill_record(sim, fill, &fill->checksum);
+        sim->fill_count++;
+    }
+}
+
+static void give_back(struct sim *sim, uint32_t client, uint32_t slot, uint32_t generation,
+                      int status)
+{
+    begin(sim, KVT_OP_RELEASE, sizeof out.slots + sizeof out.slots.slots[0], 0, 1);
+    out.msg.cookie = 0;
+    out.slots.slots[0] =
+        (struct kvt_slot_ref){.slot = slot, .generation = generation, .status = status};
+    send(sim, client);
+}
+
+/* Judged at once; released later, by the client, when the store is not on the stack. */
+static void take_grant(struct sim *sim, uint32_t client, const struct kvt_msg_grant *grant)
+{
+    struct sim_load *load = sim->loads;
+    struct sim_held *held = &sim->held[sim->held_count];
+    uint32_t map = 0, index;
+
+    while (load < sim->loads + sim->load_count &&
+           (load->cookie != grant->msg.cookie || load->client != client))
+        load++;
+    if (load == sim->loads + sim->load_count)
+        sim_fail(sim, "a grant that nobody waits for: client %u", client);
+    SIM_CHECK(sim, grant->index == load->have); /* in chain order, one each */
+    index = load->index[load->have++];
+    sim->status = grant->msg.status;
+    if (grant->msg.status) {
+        load->ended = true;
+        sim->counts.missed++;
+    } else {
+        SIM_CHECK(sim, !load->ended && !grant->direct);
+        SIM_CHECK(sim, grant->arena_offset + grant->record_bytes <=
+                           sim->shape.cache_bytes + sim->shape.staging_bytes);
+        map = map_index(sim, grant->map);
+        SIM_CHECK(sim, sim->held_count < SIM_HELD);
+        *held = (struct sim_held){.client = client,
+                                  .ns = load->ns,
+                                  .index = index,
+                                  .map = map,
+                                  .slot = grant->slot,
+                                  .generation = grant->generation,
+                                  .offset = grant->arena_offset,
+                                  .bytes = grant->record_bytes};
+        sim->status = sim_judge(sim, load->ns, index, map, sim->arena + grant->arena_offset,
+                                grant->record_bytes, grant->checksum);
+        if (sim->status) {
+            held->bytes = 0; /* damaged: to be given back as bad */
+            sim->counts.damaged++;
+            if (!sim->lied && !sim->blocks[load->ns][index].erased)
+                sim_fail(sim, "a damaged record on an honest drive");
+        } else {
+            sim_seen(sim, load->ns, index, map, load->min);
+        }
+        sim->held_count++;
+    }
+    if (load->have == load->n)
+        *load = sim->loads[--sim->load_count];
+}
+
+static void take_answer(struct sim *sim, const struct kvt_msg *msg)
+{
+    for (uint32_t i = 0; i < SIM_WAITS; i++) {
+        struct sim_wait *wait = &sim->waits[i];
+
+        if (!wait->op || wait->cookie != msg->cookie)
+            continue;
+        if (wait->op == KVT_OP_FLUSH && !sim->closing)
+            sim_flush_done(sim, wait, msg->status);
+        if (wait->op == KVT_OP_PURGE)
+            sim_purge_done(sim, wait, msg->status);
+        wait->op = 0;
+        return;
+    }
+}
+
+void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
+{
+    struct sim *sim = ctx;
+
+    sim_log(sim, 200 + msg->op, msg->cookie << 16 ^ (uint64_t)(int64_t)msg->status);
+    sim_tell(sim, "answer to %u of cookie %llu: %d", msg->reply_to,
+             (unsigned long long)msg->cookie, msg->status);
+    sim->answers++;
+    if (msg->op == KVT_OP_GRANT) {
+        take_grant(sim, client, (const struct kvt_msg_grant *)msg);
+        return;
+    }
+    sim->status = msg->status;
+    if (msg->reply_to == KVT_OP_NS_OPEN) {
+        sim->looked_count = msg->ns;
+    } else if (msg->reply_to == KVT_OP_ALLOC && msg->status >= 0) {
+        take_slots(sim, client, (const struct kvt_msg_alloc_reply *)msg);
+    } else if (msg->reply_to == KVT_OP_COMMIT) {
+        sim->status = ((const struct kvt_msg_slots *)msg)->slots[0].status;
+    } else if (msg->reply_to == KVT_OP_LOOKUP) {
+        sim->looked_count = KVT_MIN(msg->count, (uint32_t)SIM_PIECE);
+        memcpy(sim->looked, ((const struct kvt_msg_lookup_reply *)msg)->entries,
+               sim->looked_count * sizeof sim->looked[0]);
+    } else {
+        take_answer(sim, msg);
+    }
+}
+
+/* ---- operations */
+
+static void op_alloc(struct sim *sim)
+{
+    uint32_t first, n = some_piece(sim, &first), parent = sim_parent(first);
+
+    if (sim->fill_count + n > SIM_FILLS)
+        return;
+    sim->alloc_ns = sim_roll(sim, SIM_NS);
+    sim->alloc_map = sim_roll(sim, 3);
+    sim->alloc_first = first;
+    begin(sim, KVT_OP_ALLOC, sizeof out.alloc + n * sizeof out.alloc.keys[0],
+          sim->ns[sim->alloc_ns], n);
+    out.alloc.map = sim_maps[sim->alloc_map];
+    out.alloc.replace = (uint8_t)sim_roll(sim, 3);
+    out.alloc.write = (uint8_t)sim_roll(sim, 4);
+    out.alloc.block_tokens = 16;
+    if (parent != UINT32_MAX) {
+        struct kvt_msg_key key = sim_key(sim->alloc_ns, parent);
+
+        out.alloc.parent_len = key.hash_len;
+        memcpy(out.alloc.parent, key.hash, sizeof out.alloc.parent);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        out.alloc.keys[i] = sim_key(sim->alloc_ns, first + i);
+    send(sim, some_client(sim));
+    SIM_CHECK(sim, sim->answers == 1);
+}
+
+static void commit(struct sim *sim, uint32_t i)
+{
+    struct sim_fill fill = sim->fills[i];
+    struct sim_block *block = &sim->blocks[fill.ns][fill.index];
+
+    memmove(&sim->fills[i], &sim->fills[i + 1],
+            (--sim->fill_count - i) * sizeof sim->fills[0]);
+    begin(sim, KVT_OP_COMMIT, sizeof out.slots + sizeof out.slots.slots[0], 0, 1);
+    out.slots.slots[0] = (struct kvt_slot_ref){.slot = fill.entry.slot,
+                                               .generation = fill.entry.generation,
+                                               .checksum = fill.checksum};
+    send(sim, fill.client);
+    SIM_CHECK(sim, sim->answers == 1);
+    if (fill.purges != block->purges)
+        SIM_CHECK(sim, sim->status == KVT_E_CANCELED);
+    else if (sim->status == 0)
+        sim_committed(sim, fill.ns, fill.index, fill.map);
+    else
+        SIM_CHECK(sim, sim->status == KVT_E_EXISTS || sim->status == KVT_E_STALE);
+}
+
+/* What a well-behaved client does: a whole piece, filled and committed in chain order. */
+static void op_put(struct sim *sim)
+{
+    uint32_t before = sim->fill_count;
+
+    op_alloc(sim);
+    while (sim->fill_count > before)
+        commit(sim, before);
+}
+
+static void op_abort(struct sim *sim)
+{
+    uint32_t i = sim->fill_count ? sim_roll(sim, sim->fill_count) : 0;
+    struct sim_fill fill = sim->fills[i];
+
+    if (!sim->fill_count)
+        return;
+    sim->fills[i] = sim->fills[--sim->fill_count];
+    begin(sim, KVT_OP_ABORT, sizeof out.slots + sizeof out.slots.slots[0], 0, 1);
+    out.slots.slots[0] = (struct kvt_slot_ref){.slot = fill.entry.slot,
+                                               .generation = fill.entry.generation};
+    send(sim, fill.client);
+}
+
+static void acquire(struct sim *sim, uint32_t ns, uint32_t first, uint32_t n, int64_t deadline_ns,
+                    uint8_t min)
+{
+    struct sim_load *load = &sim->loads[sim->load_count];
+    uint32_t client = some_client(sim);
+
+    if (sim->load_count == SIM_LOADS)
+        return;
+    begin(sim, KVT_OP_ACQUIRE, sizeof out.acquire + n * sizeof out.acquire.keys[0], sim->ns[ns], n);
+    out.acquire.deadline_ns = deadline_ns;
+    out.acquire.min_level = min;
+    *load = (struct sim_load){
+        .cookie = out.msg.cookie, .client = client, .ns = ns, .n = n, .min = min};
+    for (uint32_t i = 0; i < n; i++) {
+        out.acquire.keys[i] = sim_key(ns, first + i);
+        load->index[i] = first + i;
+    }
+    sim->load_count++;
+    send(sim, client);
+}
+
+static void op_acquire(struct sim *sim)
+{
+    uint32_t first, n = some_piece(sim, &first);
+    int64_t deadline = sim_roll(sim, 3) ? INT64_MAX : sim->now_ns + (int64_t)sim_roll(sim, 5000000);
+
+    acquire(sim, sim_roll(sim, SIM_NS), first, n, deadline, sim_roll(sim, 4) ? 0 : KVT_LEVEL_KV8);
+}
+
+/* While it was held, nobody may have changed it. */
+static void release(struct sim *sim, uint32_t i)
+{
+    struct sim_held held = sim->held[i];
+    const uint8_t *record = sim->arena + held.offset;
+
+    sim->held[i] = sim->held[--sim->held_count];
+    if (held.bytes)
+        SIM_CHECK(sim, sim_judge(sim, held.ns, held.index, held.map, record, held.bytes,
+                                 ((const struct kvt_record_header *)record)->checksum) == 0);
+    give_back(sim, held.client, held.slot, held.generation, held.bytes ? 0 : KVT_E_CORRUPT);
+}
+
+static void op_release(struct sim *sim)
+{
+    uint32_t n = sim->held_count > 24 ? sim->held_count : sim->held_count ? 1 : 0;
+
+    while (n--)
+        release(sim, sim_roll(sim, sim->held_count));
+}
+
+static void op_cancel(struct sim *sim)
+{
+    const struct sim_load *load = &sim->loads[sim->load_count ? sim_roll(sim, sim->load_count) : 0];
+
+    if (!sim->load_count)
+        return;
+    begin(sim, KVT_OP_CANCEL, sizeof out.cancel, 0, 0);
+    out.msg.cookie = 0;
+    out.cancel.target = load->cookie;
+    send(sim, load->client);
+}
+
+static void forget_client(struct sim *sim, uint32_t client)
+{
+    for (uint32_t i = sim->fill_count; i-- > 0;)
+        if (sim->fills[i].client == client)
+            sim->fills[i] = sim->fills[--sim->fill_count];
+    for (uint32_t i = sim->held_count; i-- > 0;)
+        if (sim->held[i].client == client)
+            sim->held[i] = sim->held[--sim->held_count];
+    for (uint32_t i = sim->load_count; i-- > 0;)
+        if (sim->loads[i].client == client)
+            sim->loads[i] = sim->loads[--sim->load_count];
+    for (uint32_t i = 0; i < SIM_WAITS; i++)
+        if (sim->waits[i].client == client)
+            sim->waits[i].op = 0;
+}
+
+/* It is gone in the middle of whatever it did; somebody new comes in its place. */
+static void client_dies(struct sim *sim, uint32_t i)
+{
+    uint32_t client = sim->clients[i];
+
+    sim_log(sim, 103, client);
+    forget_client(sim, client);
+    kvt_store_client_gone(sim->store, client);
+    sim->clients[i] = ++sim->next_client;
+    sim->counts.deaths++;
+}
+
+static void op_keys(struct sim *sim, uint16_t op)
+{
+    uint32_t first, n = some_piece(sim, &first), ns = sim_roll(sim, SIM_NS);
+
+    begin(sim, op, sizeof out.keys + n * sizeof out.keys.keys[0], sim->ns[ns], n);
+    for (uint32_t i = 0; i < n; i++)
+        out.keys.keys[i] = sim_key(ns, first + i);
+    send(sim, some_client(sim));
+    if (op != KVT_OP_LOOKUP)
+        return;
+    SIM_CHECK(sim, sim->answers == 1 && sim->looked_count == n);
+    for (uint32_t i = 0; i < (uint32_t)sim->status; i++)
+        SIM_CHECK(sim, sim->blocks[ns][first + i].may);
+}
+
+static struct sim_wait *new_wait(struct sim *sim, uint16_t op, uint32_t client)
+{
+    for (uint32_t i = 0; i < SIM_WAITS; i++)
+        if (!sim->waits[i].op) {
+            sim->waits[i] = (struct sim_wait){
+                .op = op, .client = client, .cookie = sim->cookie + 1, .sent = sim->op};
+            return &sim->waits[i];
+        }
+    return NULL;
+}
+
+static void op_purge(struct sim *sim)
+{
+    uint32_t first, n = some_piece(sim, &first), client = some_client(sim);
+    struct sim_wait *wait = new_wait(sim, KVT_OP_PURGE, client);
+
+    if (!wait)
+        return;
+    wait->ns = sim_roll(sim, SIM_NS);
+    wait->n = sim_roll(sim, 8) ? n : 0;
+    begin(sim, KVT_OP_PURGE, sizeof out.keys + wait->n * sizeof out.keys.keys[0],
+          sim->ns[wait->ns], wait->n);
+    for (uint32_t i = 0; i < wait->n; i++) {
+        out.keys.keys[i] = sim_key(wait->ns, first + i);
+        wait->index[i] = first + i;
+    }
+    sim_purge_sent(sim, wait);
+    sim_tell(sim, "purge of namespace %u, %u blocks from %u", wait->ns, wait->n, first);
+    send(sim, client);
+}
+
+static void op_flush(struct sim *sim)
+{
+    uint32_t client = some_client(sim);
+
+    if (!new_wait(sim, KVT_OP_FLUSH, client))
+        return;
+    begin(sim, KVT_OP_FLUSH, sizeof out.msg, 0, 0);
+    send(sim, client);
+}
+
+static void op_fault(struct sim *sim)
+{
+    static const int errors[] = {EIO, EIO, ENOSPC, EINTR, EAGAIN, EDQUOT};
+    static const unsigned ops[] = {FAULT_READ,  FAULT_WRITE, FAULT_SYNC,  FAULT_ALLOCATE,
+                                   FAULT_OPEN,  FAULT_ALL,   FAULT_PUNCH, FAULT_WRITE | FAULT_SYNC};
+    static const int lies[] = {FAULT_LOST, FAULT_TORN, FAULT_MISDIRECT, FAULT_FLIP, FAULT_STALE};
+    struct fault_rule rule = {.skip = sim_roll(sim, 20),
+                              .times = sim_roll(sim, 8) ? 1 + sim_roll(sim, 4) : 200};
+    struct kvt_io *disk;
+
+    if (!sim->shape.disks || sim->shape.faults == SIM_SOUND)
+        return;
+    disk = sim->disks[sim_roll(sim, sim->shape.disks)];
+    fault_io_clear(disk);
+    sim->counts.faults++;
+    switch (sim_roll(sim, sim->shape.faults == SIM_LYING ? 8 : 5)) {
+    case 0:
+        rule.ops = FAULT_DATA;
+        rule.action = FAULT_LATE;
+        rule.arg = 1000000 + sim_roll(sim, 100000000);
+        break;
+    case 1:
+        rule.ops = FAULT_DATA;
+        rule.action = FAULT_STALL;
+        rule.times = 1;
+        rule.arg = 1000000 + sim_roll(sim, 400000000);
+        break;
+    case 2:
+        rule.ops = FAULT_DATA;
+        rule.action = FAULT_BUSY;
+        break;
+    case 3:
+    case 4:
+        rule.ops = ops[sim_roll(sim, KVT_ARRAY_LEN(ops))];
+        rule.action = FAULT_FAIL;
+        rule.error = errors[sim_roll(sim, KVT_ARRAY_LEN(errors))];
+        break;
+    default:
+        rule.ops = sim_roll(sim, 2) ? FAULT_WRITE : FAULT_READ;
+        rule.action = lies[sim_roll(sim, KVT_ARRAY_LEN(lies))];
+        rule.arg = rule.action == FAULT_FLIP   ? FAULT_RANDOM
+                   : rule.action == FAULT_TORN ? sim_roll(sim, 20)
+                                               : 1 + sim_roll(sim, 3);
+        if (rule.action == FAULT_LOST)
+            rule.ops = FAULT_WRITE | FAULT_SYNC;
+        if (rule.action == FAULT_TORN)
+            rule.ops = FAULT_WRITE;
+        if (rule.action == FAULT_STALE)
+            rule.ops = FAULT_READ;
+        rule.times = 1 + sim_roll(sim, 2);
+        sim->lied = true;
+        sim_forget_durable(sim);
+        break;
+    }
+    sim_tell(sim, "fault: operations %x, action %d, error %d, skip %llu, times %llu, arg %llu",
+             rule.ops, rule.action, rule.error, (unsigned long long)rule.skip,
+             (unsigned long long)rule.times, (unsigned long long)rule.arg);
+    SIM_CHECK(sim, fault_io_rule(disk, &rule) >= 0);
+}
+
+void sim_operation(struct sim *sim)
+{
+    uint32_t dice = sim_roll(sim, 100);
+
+    if (dice < 8)
+        op_alloc(sim);
+    else if (dice < 18 && sim->fill_count)
+        commit(sim, sim_roll(sim, sim->fill_count));
+    else if (dice < 36)
+        op_put(sim);
+    else if (dice < 39)
+        op_abort(sim);
+    else if (dice < 56)
+        op_acquire(sim);
+    else if (dice < 70)
+        op_release(sim);
+    else if (dice < 72)
+        op_cancel(sim);
+    else if (dice < 74)
+        client_dies(sim, sim_roll(sim, SIM_CLIENTS));
+    else if (dice < 80)
+        op_keys(sim, KVT_OP_LOOKUP);
+    else if (dice < 82)
+        op_keys(sim, KVT_OP_TOUCH);
+    else if (dice < 84)
+        op_keys(sim, KVT_OP_PREFETCH);
+    else if (dice < 86)
+        op_keys(sim, KVT_OP_PIN);
+    else if (dice < 88)
+        op_keys(sim, KVT_OP_UNPIN);
+    else if (dice < 90)
+        op_purge(sim);
+    else if (dice < 93)
+        op_flush(sim);
+    else if (dice < 95)
+        op_fault(sim);
+    else
+        sim_advance(sim, (int64_t)(dice == 99 ? 3000000000 : 50000000));
+}
+
+/* ---- lives */
+
+void sim_clients_start(struct sim *sim)
+{
+    for (uint32_t i = 0; i < SIM_CLIENTS; i++)
+        sim->clients[i] = ++sim->next_client;
+    for (uint32_t ns = 0; ns < SIM_NS; ns++) {
+        begin(sim, KVT_OP_NS_OPEN, sizeof out.open, 0, 0);
+        memset(out.open.id, (int)ns + 1, sizeof out.open.id);
+        out.open.block_tokens = 16;
+        for (uint32_t map = 0; map < 3; map++)
+            out.open.record_bytes[sim_maps[map]] = sim->shape.pages[ns][map] * KVT_PAGE_BYTES;
+        send(sim, sim->clients[0]);
+        SIM_CHECK(sim, sim->answers == 1 && sim->status >= 0);
+        sim->ns[ns] = sim->looked_count;
+    }
+}
+
+void sim_clients_die(struct sim *sim)
+{
+    sim->fill_count = sim->held_count = sim->load_count = 0;
+    memset(sim->waits, 0, sizeof sim->waits);
+}
+
+void sim_everybody_leaves(struct sim *sim)
+{
+    for (uint32_t i = 0; i < SIM_CLIENTS; i++)
+        client_dies(sim, i);
+}
+
+uint8_t sim_look(struct sim *sim, uint32_t ns, uint32_t index, uint8_t *map)
+{
+    begin(sim, KVT_OP_LOOKUP, sizeof out.keys + sizeof out.keys.keys[0], sim->ns[ns], 1);
+    out.keys.keys[0] = sim_key(ns, index);
+    send(sim, sim->clients[0]);
+    SIM_CHECK(sim, sim->answers == 1 && sim->looked_count == 1);
+    *map = sim->looked[0].map;
+    return sim->looked[0].tier;
+}
+
+int32_t sim_get(struct sim *sim, uint32_t ns, uint32_t index)
+{
+    int32_t status;
+
+    sim->status = 1;
+    acquire(sim, ns, index, 1, INT64_MAX, 0);
+    for (uint32_t turns = 0; sim->load_count; turns++) {
+        SIM_CHECK(sim, turns < 1000);
+        sim_advance(sim, 10000);
+    }
+    status = sim->status;
+    while (sim->held_count)
+        release(sim, 0);
+    return status;
+}
