@@ -104,7 +104,7 @@ struct sim {
     uint64_t seed;
     struct kvt_rng rng;
     uint64_t hash, events;
-    uint64_t op; /* number of the operation that runs, from 1 */
+    uint64_t op;      /* number of the operation that runs, from 1 */
     uint64_t life_op; /* when this life began */
     int64_t now_ns;
     bool hurry; /* the clock moves by itself: the store waits for its drives */
@@ -141,9 +141,9 @@ extern const uint8_t sim_maps[3];
 /* sim_world.c */
 __attribute__((format(printf, 2, 3), noreturn)) void sim_fail(struct sim *sim, const char *format,
                                                               ...);
-#define SIM_CHECK(sim, good)                                               \
-    do {                                                                   \
-        if (!(good))                                                       \
+#define SIM_CHECK(sim, good)                                                 \
+    do {                                                                     \
+        if (!(good))                                                         \
             sim_fail(sim, "%s:%d: not true: %s", __FILE__, __LINE__, #good); \
     } while (0)
 void sim_log(struct sim *sim, uint64_t what, uint64_t value);
@@ -158,8 +158,8 @@ void sim_advance(struct sim *sim, int64_t ns);
 void sim_settle(struct sim *sim);
 /* One life: open the store over the drives as they are. 0, or the store's error. */
 int sim_open(struct sim *sim);
-void sim_close(struct sim *sim);                       /* orderly */
-void sim_die(struct sim *sim, enum power_loss loss);   /* the store is gone, the power may be */
+void sim_close(struct sim *sim);                        /* orderly */
+void sim_die(struct sim *sim, enum power_loss loss);    /* the store is gone, the power may be */
 struct kvt_io *sim_medium(struct sim *sim, uint32_t i); /* below the faults */
 void sim_new_disk(struct sim *sim, uint32_t i);
 void sim_check_store(struct sim *sim);
@@ -179,7 +179,8 @@ int32_t sim_get(struct sim *sim, uint32_t ns, uint32_t index);
 struct kvt_msg_key sim_key(uint32_t ns, uint32_t index);
 uint32_t sim_parent(uint32_t index); /* UINT32_MAX: none */
 void sim_fill_record(struct sim *sim, const struct sim_fill *fill, uint64_t *checksum);
-/* A record was handed out: 0 exact; KVT_E_CORRUPT when it does not verify; fails the seed on others. */
+/* A record was handed out: 0 exact; KVT_E_CORRUPT when it does not verify; fails the seed on
+ * others. */
 int sim_judge(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, const uint8_t *record,
               uint32_t bytes, uint64_t checksum);
 void sim_seen(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uint8_t min);
@@ -189,8 +190,8 @@ void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status
 void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
 void sim_note_places(struct sim *sim); /* before a life ends: blocks may have been moved */
 void sim_forget_durable(struct sim *sim);
-/* What must be there in the life that begins now: acknowledged by a flush, with all that come before
- * it, and in no segment that has been recycled since. */
+/* What must be there in the life that begins now: acknowledged by a flush, with all that come
+ * before it, and in no segment that has been recycled since. */
 void sim_expect(struct sim *sim, bool must[SIM_NS][SIM_BLOCKS]);
 
 /* sim_check.c */

@@ -103,9 +103,10 @@ static void tell_segments(struct sim *sim)
 
         for (uint32_t s = 0; s < l2->limit; s++)
             if (l2->segments[s].state)
-                sim_tell(sim, "root %u, segment %u: generation %llu, state %u, %llu bytes, from %llu",
-                         i, s, (unsigned long long)l2->segments[s].generation,
-                         l2->segments[s].state, (unsigned long long)l2->segments[s].bytes,
+                sim_tell(sim,
+                         "root %u, segment %u: generation %llu, state %u, %llu bytes, from %llu", i,
+                         s, (unsigned long long)l2->segments[s].generation, l2->segments[s].state,
+                         (unsigned long long)l2->segments[s].bytes,
                          (unsigned long long)l2->segments[s].min_sequence);
     }
 }
@@ -176,7 +177,8 @@ static void open_again(struct sim *sim)
 
 void sim_check_recovery(struct sim *sim, enum power_loss loss)
 {
-    bool must[SIM_NS][SIM_BLOCKS], strict = !sim->lied && !sim->purge_failed && loss != POWER_GARBLES;
+    bool must[SIM_NS][SIM_BLOCKS],
+        strict = !sim->lied && !sim->purge_failed && loss != POWER_GARBLES;
     static struct view first, second;
     struct kvt_store_stats stats;
     uint64_t records;

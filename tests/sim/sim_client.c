@@ -163,8 +163,8 @@ void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
     struct sim *sim = ctx;
 
     sim_log(sim, 200 + msg->op, msg->cookie << 16 ^ (uint64_t)(int64_t)msg->status);
-    sim_tell(sim, "answer to %u of cookie %llu: %d", msg->reply_to,
-             (unsigned long long)msg->cookie, msg->status);
+    sim_tell(sim, "answer to %u of cookie %llu: %d", msg->reply_to, (unsigned long long)msg->cookie,
+             msg->status);
     sim->answers++;
     if (msg->op == KVT_OP_GRANT) {
         take_grant(sim, client, (const struct kvt_msg_grant *)msg);
@@ -220,12 +220,10 @@ static void commit(struct sim *sim, uint32_t i)
     struct sim_fill fill = sim->fills[i];
     struct sim_block *block = &sim->blocks[fill.ns][fill.index];
 
-    memmove(&sim->fills[i], &sim->fills[i + 1],
-            (--sim->fill_count - i) * sizeof sim->fills[0]);
+    memmove(&sim->fills[i], &sim->fills[i + 1], (--sim->fill_count - i) * sizeof sim->fills[0]);
     begin(sim, KVT_OP_COMMIT, sizeof out.slots + sizeof out.slots.slots[0], 0, 1);
-    out.slots.slots[0] = (struct kvt_slot_ref){.slot = fill.entry.slot,
-                                               .generation = fill.entry.generation,
-                                               .checksum = fill.checksum};
+    out.slots.slots[0] = (struct kvt_slot_ref){
+        .slot = fill.entry.slot, .generation = fill.entry.generation, .checksum = fill.checksum};
     send(sim, fill.client);
     SIM_CHECK(sim, sim->answers == 1);
     if (fill.purges != block->purges)
@@ -255,8 +253,8 @@ static void op_abort(struct sim *sim)
         return;
     sim->fills[i] = sim->fills[--sim->fill_count];
     begin(sim, KVT_OP_ABORT, sizeof out.slots + sizeof out.slots.slots[0], 0, 1);
-    out.slots.slots[0] = (struct kvt_slot_ref){.slot = fill.entry.slot,
-                                               .generation = fill.entry.generation};
+    out.slots.slots[0] =
+        (struct kvt_slot_ref){.slot = fill.entry.slot, .generation = fill.entry.generation};
     send(sim, fill.client);
 }
 
@@ -271,8 +269,8 @@ static void acquire(struct sim *sim, uint32_t ns, uint32_t first, uint32_t n, in
     begin(sim, KVT_OP_ACQUIRE, sizeof out.acquire + n * sizeof out.acquire.keys[0], sim->ns[ns], n);
     out.acquire.deadline_ns = deadline_ns;
     out.acquire.min_level = min;
-    *load = (struct sim_load){
-        .cookie = out.msg.cookie, .client = client, .ns = ns, .n = n, .min = min};
+    *load =
+        (struct sim_load){.cookie = out.msg.cookie, .client = client, .ns = ns, .n = n, .min = min};
     for (uint32_t i = 0; i < n; i++) {
         out.acquire.keys[i] = sim_key(ns, first + i);
         load->index[i] = first + i;
@@ -385,8 +383,8 @@ static void op_purge(struct sim *sim)
         return;
     wait->ns = sim_roll(sim, SIM_NS);
     wait->n = sim_roll(sim, 8) ? n : 0;
-    begin(sim, KVT_OP_PURGE, sizeof out.keys + wait->n * sizeof out.keys.keys[0],
-          sim->ns[wait->ns], wait->n);
+    begin(sim, KVT_OP_PURGE, sizeof out.keys + wait->n * sizeof out.keys.keys[0], sim->ns[wait->ns],
+          wait->n);
     for (uint32_t i = 0; i < wait->n; i++) {
         out.keys.keys[i] = sim_key(wait->ns, first + i);
         wait->index[i] = first + i;
@@ -409,8 +407,8 @@ static void op_flush(struct sim *sim)
 static void op_fault(struct sim *sim)
 {
     static const int errors[] = {EIO, EIO, ENOSPC, EINTR, EAGAIN, EDQUOT};
-    static const unsigned ops[] = {FAULT_READ,  FAULT_WRITE, FAULT_SYNC,  FAULT_ALLOCATE,
-                                   FAULT_OPEN,  FAULT_ALL,   FAULT_PUNCH, FAULT_WRITE | FAULT_SYNC};
+    static const unsigned ops[] = {FAULT_READ, FAULT_WRITE, FAULT_SYNC,  FAULT_ALLOCATE,
+                                   FAULT_OPEN, FAULT_ALL,   FAULT_PUNCH, FAULT_WRITE | FAULT_SYNC};
     static const int lies[] = {FAULT_LOST, FAULT_TORN, FAULT_MISDIRECT, FAULT_FLIP, FAULT_STALE};
     struct fault_rule rule = {.skip = sim_roll(sim, 20),
                               .times = sim_roll(sim, 8) ? 1 + sim_roll(sim, 4) : 200};

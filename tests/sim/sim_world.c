@@ -15,7 +15,9 @@
 #include "support/fault_io.h"
 
 #define SPINS 64 /* runs of the store at one moment */
+#define SPINS_MORE 3
 #define HURRY_NS 20000
+#define IDLE_NS 1000000
 
 void sim_fail(struct sim *sim, const char *format, ...)
 {
@@ -96,8 +98,8 @@ static uint64_t pick(struct sim *sim, const uint64_t *from, uint32_t n)
     return from[sim_roll(sim, n)];
 }
 
-#define PICK(sim, ...)                                       \
-    pick(sim, (const uint64_t[]){__VA_ARGS__},               \
+#define PICK(sim, ...)                         \
+    pick(sim, (const uint64_t[]){__VA_ARGS__}, \
          (uint32_t)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)))
 
 static void choose_shape(struct sim *sim)
@@ -256,9 +258,9 @@ void sim_advance(struct sim *sim, int64_t ns)
         if (drive <= sim->now_ns && spins++ < SPINS)
             continue;
         if (next <= sim->now_ns) { /* more to do at once, or it believes so: drives are at work */
-            if (spins++ < SPINS / 16)
+            if (spins++ < SPINS_MORE)
                 continue;
-            next = sim->now_ns + HURRY_NS;
+            next = drive < INT64_MAX ? drive : sim->now_ns + IDLE_NS;
         }
         next = KVT_MAX(KVT_MIN(next, drive), sim->now_ns + 1);
         if (next > end) {

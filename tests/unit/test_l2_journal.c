@@ -338,8 +338,8 @@ static void test_bytes_are_erased(void **state)
 }
 
 /* A write error while purging is the purge's status; the next one works and includes it. */
-/* The first append of a life fails, and no file of this life but its own is touched: it used to close
- * whatever had number 0. */
+/* The first append of a life fails, and no file of this life but its own is touched: it used to
+ * close whatever had number 0. */
 static void test_a_failed_append_closes_nothing_else(void **state)
 {
     static const unsigned ops[] = {FAULT_WRITE, FAULT_SYNC};
