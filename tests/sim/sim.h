@@ -13,11 +13,10 @@
  *
  * Drives: fault_io over power_io over memory, so that completions come late and in any order, fail
  * or lie, and a loss of power leaves any part of what was not synced.
- * Threads: one. A check that fails ends the seed by longjmp(); its memory is not freed. */
+ * Threads: one. Seeds run in a process of their own, some in each; a check that fails ends it. */
 #ifndef KVT_TESTS_SIM_H
 #define KVT_TESTS_SIM_H
 
-#include <setjmp.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -132,13 +131,13 @@ struct sim {
     uint32_t looked_count;
     int32_t status; /* of the last direct answer */
     struct sim_counts counts;
-    jmp_buf *failed;
-    char why[512];
+    char why[512]; /* fsck's first problem */
 };
 
 extern const uint8_t sim_maps[3];
 
 /* sim_world.c */
+/* Say what is wrong, with the seed, and end the process. */
 __attribute__((format(printf, 2, 3), noreturn)) void sim_fail(struct sim *sim, const char *format,
                                                               ...);
 #define SIM_CHECK(sim, good)                                                 \

@@ -19,6 +19,7 @@ static void note_problem(void *ctx, bool problem, const char *text)
 {
     struct sim *sim = ctx;
 
+    sim_tell(sim, "fsck %s: %s", problem ? "problem" : "note", text);
     if (problem && !sim->why[0])
         snprintf(sim->why, sizeof sim->why, "fsck: %s", text);
 }

@@ -8,10 +8,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "sim/sim.h"
+#include "store/store_impl.h"
 #include "support/fault_io.h"
 
 #define SPINS 64 /* runs of the store at one moment */
@@ -23,10 +25,14 @@ void sim_fail(struct sim *sim, const char *format, ...)
 {
     va_list args;
 
+    printf("seed %" PRIu64 ", operation %" PRIu64 ": ", sim->seed, sim->op);
     va_start(args, format);
-    vsnprintf(sim->why, sizeof sim->why, format, args);
+    vprintf(format, args);
     va_end(args);
-    longjmp(*sim->failed, 1);
+    printf("\n    again: KVT_SIM_SEED=%" PRIu64 " KVT_SIM_SEEDS=1 KVT_SIM_LOG=1 test_sim\n",
+           sim->seed);
+    (void)fflush(stdout);
+    _exit(1);
 }
 
 void sim_log(struct sim *sim, uint64_t what, uint64_t value)
@@ -131,10 +137,7 @@ static void choose_shape(struct sim *sim)
 
 void sim_start(struct sim *sim, uint64_t seed, uint8_t *arena)
 {
-    jmp_buf *failed = sim->failed;
-
     memset(sim, 0, sizeof *sim);
-    sim->failed = failed;
     sim->verbose = getenv("KVT_SIM_LOG") != NULL;
     sim->seed = sim->rng.state = seed;
     sim->arena = arena;
@@ -280,7 +283,7 @@ void sim_settle(struct sim *sim)
         sim_advance(sim, 1000000);
         for (uint32_t i = 0; i < SIM_WAITS; i++)
             waiting += sim->waits[i].op != 0;
-        if (!waiting && next_completion(sim) == INT64_MAX)
+        if (!waiting && next_completion(sim) == INT64_MAX && !sim->store->sweep_on)
             return;
         if (turns > 200)
             sim_advance(sim, 1000000000);

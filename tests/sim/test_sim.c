@@ -6,22 +6,25 @@
  * hundredth of that under a sanitizer) from KVT_SIM_SEED on, 1,000 operations each
  * (KVT_SIM_OPERATIONS), some of them twice for the hash. KVT_SOAK_SECONDS=n: goes on with further
  * seeds until n seconds have passed. KVT_SIM_LOG=1: every event. A seed that fails is printed with
- * its operation; the run goes on until five have. */
+ * its operation; the run goes on until five have. Seeds run in child processes, a batch in each, so
+ * that one that crashes is a result as well. */
+#include <errno.h>
 #include <inttypes.h>
 #include <malloc.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "sim/sim.h"
 #include "support/practice.h"
 
 #define SEED_FIRST 20261129u
 #define FAILURES_MAX 5
-#define REPEATED 20 /* seeds that run twice */
+#define REPEATED 20u /* seeds that run twice */
+#define BATCH 100u
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SEEDS 50u
@@ -34,8 +37,13 @@
 #define SEEDS 5000u
 #endif
 
-static uint8_t *arena;
-static volatile uint64_t seed_now;
+/* What a child says of each seed that passed. */
+struct result {
+    uint64_t hash;
+    struct sim_counts counts;
+};
+
+static struct sim sim;
 static struct sim_counts total;
 
 static uint64_t number(const char *name, uint64_t otherwise)
@@ -45,77 +53,109 @@ static uint64_t number(const char *name, uint64_t otherwise)
     return text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-/* Which seed it was that ended the program. */
-static void at_crash(int signal_number)
+static void life(uint64_t operations)
 {
-    char line[64];
-    int bytes = snprintf(line, sizeof line, "\ntest_sim: signal %d in seed %" PRIu64 "\n",
-                         signal_number, (uint64_t)seed_now);
-
-    (void)!write(STDOUT_FILENO, line, (size_t)bytes);
-    (void)signal(signal_number, SIG_DFL);
-    (void)raise(signal_number);
-}
-
-static void life(struct sim *sim)
-{
-    uint32_t until = 20 + sim_roll(sim, 400);
-    uint64_t operations = number("KVT_SIM_OPERATIONS", 1000);
+    uint32_t until = 20 + sim_roll(&sim, 400);
     enum power_loss loss;
 
-    for (uint32_t i = 0; i < until && sim->op < operations; i++) {
-        sim->op++;
-        sim_operation(sim);
-        if (sim_roll(sim, 3))
-            sim_advance(sim, (int64_t)sim_roll(sim, 300000));
-        if (sim->op % 32 == 0)
-            sim_check_store(sim);
+    for (uint32_t i = 0; i < until && sim.op < operations; i++) {
+        sim.op++;
+        sim_operation(&sim);
+        if (sim_roll(&sim, 3))
+            sim_advance(&sim, (int64_t)sim_roll(&sim, 300000));
+        if (sim.op % 32 == 0)
+            sim_check_store(&sim);
     }
-    if (sim_roll(sim, 4) == 0) {
-        sim_everybody_leaves(sim);
-        sim_close(sim);
+    if (sim_roll(&sim, 4) == 0) {
+        sim_everybody_leaves(&sim);
+        sim_close(&sim);
         loss = POWER_KEEPS;
     } else {
-        loss = (enum power_loss)sim_roll(sim, POWER_LOSSES);
-        sim_die(sim, loss);
+        loss = (enum power_loss)sim_roll(&sim, POWER_LOSSES);
+        sim_die(&sim, loss);
     }
-    sim_check_recovery(sim, loss);
+    sim_check_recovery(&sim, loss);
 }
 
-#define ADD(field) total.field += sim->counts.field
+static uint64_t run_seed(uint64_t seed, uint8_t *arena)
+{
+    uint64_t operations = number("KVT_SIM_OPERATIONS", 1000);
 
-static void add_counts(const struct sim *sim)
+    sim_start(&sim, seed, arena);
+    if (sim_open(&sim))
+        sim_fail(&sim, "a new root does not open");
+    while (sim.op < operations)
+        life(operations);
+    sim_everybody_leaves(&sim);
+    sim_settle(&sim);
+    sim_close(&sim);
+    sim_stop(&sim);
+    return sim.hash;
+}
+
+/* A child: seeds [from, to) of the run, each result down the pipe. */
+static int child(uint64_t first, uint64_t from, uint64_t to, int pipe_fd)
+{
+    uint8_t *arena = aligned_alloc(KVT_PAGE_BYTES, SIM_ARENA_MAX);
+
+    if (!arena)
+        return 1;
+    for (uint64_t i = from; i < to; i++) {
+        struct result result;
+
+        (void)alarm(300); /* a seed takes milliseconds */
+        result.hash = run_seed(first + i, arena);
+        result.counts = sim.counts;
+        if (i < REPEATED && run_seed(first + i, arena) != result.hash)
+            sim_fail(&sim, "it does not repeat itself");
+        if (write(pipe_fd, &result, sizeof result) != sizeof result)
+            return 1;
+    }
+    free(arena);
+    return 0;
+}
+
+#define ADD(field) total.field += counts->field
+
+static void add_counts(const struct sim_counts *counts)
 {
     ADD(commits), ADD(good), ADD(missed), ADD(damaged), ADD(flushes), ADD(purges), ADD(lives);
     ADD(losses), ADD(durable), ADD(evicted), ADD(unsynced), ADD(refused), ADD(deaths), ADD(faults);
 }
 
-/* True: it passed. */
-static bool run_seed(uint64_t seed, uint64_t *hash)
+/* A batch. Returns how many of it passed before one did not. */
+static uint64_t batch(uint64_t first, uint64_t from, uint64_t to, uint64_t *hash)
 {
-    static struct sim sim;
-    jmp_buf failed;
+    struct result result;
+    uint64_t passed = 0;
+    int ends[2], status = 0;
+    pid_t pid;
 
-    seed_now = seed;
-    sim.failed = &failed;
-    if (setjmp(failed)) {
-        printf("seed %" PRIu64 ", operation %" PRIu64 ": %s\n    again: KVT_SIM_SEED=%" PRIu64
-               " KVT_SIM_SEEDS=1 KVT_SIM_LOG=1 test_sim\n",
-               seed, sim.op, sim.why, seed);
-        return false;
+    (void)fflush(stdout);
+    if (pipe(ends) || (pid = fork()) < 0)
+        return 0;
+    if (!pid) {
+        practice_forget();
+        close(ends[0]);
+        exit(child(first, from, to, ends[1]));
     }
-    sim_start(&sim, seed, arena);
-    if (sim_open(&sim))
-        sim_fail(&sim, "a new root does not open");
-    while (sim.op < number("KVT_SIM_OPERATIONS", 1000))
-        life(&sim);
-    sim_everybody_leaves(&sim);
-    sim_settle(&sim);
-    sim_close(&sim);
-    sim_stop(&sim);
-    add_counts(&sim);
-    *hash = sim.hash;
-    return true;
+    close(ends[1]);
+    while (read(ends[0], &result, sizeof result) == sizeof result) {
+        add_counts(&result.counts);
+        *hash ^= result.hash * (2 * (from + passed) + 1);
+        passed++;
+        practice_add(1, 0);
+    }
+    close(ends[0]);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (WIFSIGNALED(status))
+        printf("seed %" PRIu64 ": ended by signal %d\n", first + from + passed, WTERMSIG(status));
+    if (passed == to - from && status) { /* a leak, perhaps */
+        printf("seeds from %" PRIu64 ": the process ended with %d\n", first + from, status);
+        practice_add(0, 1);
+    }
+    return passed;
 }
 
 static void print_counts(void)
@@ -133,44 +173,28 @@ static void print_counts(void)
 int main(void)
 {
     uint64_t first = number("KVT_SIM_SEED", number("KVT_TEST_SEED", SEED_FIRST));
-    uint64_t seeds = number("KVT_SIM_SEEDS", SEEDS), failures = 0, all = 0;
+    uint64_t seeds = number("KVT_SIM_SEEDS", SEEDS), failures = 0, hash = 0, i = 0;
 
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 30);
     (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
     (void)mallopt(M_TOP_PAD, 16 << 20);
-    (void)setvbuf(stdout, NULL, _IOLBF, 0);
     printf("seeds from %" PRIu64 ", %" PRIu64 " of them\n", first, seeds);
     practice_begin("simulation");
-    (void)signal(SIGSEGV, at_crash);
-    (void)signal(SIGALRM, at_crash);
-    arena = aligned_alloc(KVT_PAGE_BYTES, SIM_ARENA_MAX);
-    if (!arena)
-        return 1;
-    for (uint64_t i = 0; i < seeds || practice_goes_on(); i++) {
-        uint64_t hash = 0, again = 0;
-        bool good;
+    while (failures < FAILURES_MAX && (i < seeds || practice_goes_on())) {
+        uint64_t to = i < seeds ? KVT_MIN(i + BATCH, seeds) : i + BATCH;
 
-        (void)alarm(300); /* a seed takes milliseconds */
-        practice_point();
-        good = run_seed(first + i, &hash);
-        if (good && i < REPEATED) {
-            good = run_seed(first + i, &again) && hash == again;
-            if (hash != again)
-                printf("seed %" PRIu64 " does not repeat itself\n", first + i);
+        i += batch(first, i, to, &hash);
+        if (i < to) {
+            practice_add(1, 1);
+            failures++;
+            i++;
         }
-        all ^= hash * (2 * i + 1);
-        if (good)
-            practice_passed();
-        else if (++failures == FAILURES_MAX)
-            break;
     }
-    (void)alarm(0);
-    printf("hash over all logs %016" PRIx64 "\n", all);
+    printf("hash over all logs %016" PRIx64 "\n", hash);
     print_counts();
     if (!failures && seeds >= 50 && (!total.durable || !total.good || !total.evicted)) {
         printf("nothing was demanded: the test is blind\n");
         return 1;
     }
-    free(arena);
     return failures != 0;
 }

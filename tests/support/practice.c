@@ -65,6 +65,11 @@ void practice_add(uint64_t points, uint64_t failed)
     bad += failed;
 }
 
+void practice_forget(void)
+{
+    practice = NULL;
+}
+
 uint64_t practice_tried(void)
 {
     return tried;
