@@ -454,7 +454,14 @@ int kvt_l2_journal_tidy_now(struct kvt_l2 *l2)
         journal->items[journal->count++] =
             (struct kvt_journal_item){.kind = KVT_JOURNAL_PURGE_ALL, .value = l2->sequence_upto};
     } else if (!journal->broken && journal->pages <= journal->pages_max / 2) {
-        return 0;
+        /* pages that the superblock does not count yet may not be durable: they are before it does
+         */
+        rc = acknowledged(l2) ? 0 : kvt_io_sync_now(l2->io, journal->file);
+        if (!rc)
+            return 0;
+        if (journal->epoch == l2->super.durable.journal_epoch)
+            journal->pages = (uint32_t)l2->super.durable.journal_pages;
+        journal->broken = true;
     }
     rc = compose(l2, first ? 0 : epoch + 1);
     if (rc)

@@ -433,6 +433,19 @@ static void set_counters(struct recovery *r)
     }
 }
 
+/* The superblock promises what the journal holds under its name, so the directory is synced before.
+ * That is also for a process that died: a file that it has removed must not come back later. */
+static int sync_names(struct recovery *r)
+{
+    struct kvt_l2 *l2 = r->l2;
+    int rc = l2->io->ops->sync_dir(l2->io);
+
+    if (!rc || l2->journal.epoch != l2->super.durable.journal_epoch)
+        return rc;
+    kvt_log(&l2->params.log, KVT_LOG_WARN, "the directory cannot be synced: %s", kvt_strerror(rc));
+    return 0;
+}
+
 /* Journal, then superblock; both copies of one that was not there. */
 static int write_meta(struct recovery *r)
 {
@@ -443,6 +456,8 @@ static int write_meta(struct recovery *r)
         kvt_log(&l2->params.log, KVT_LOG_WARN, "journal cannot be rewritten: %s", kvt_strerror(rc));
         rc = 0; /* the old one stays */
     }
+    if (!rc)
+        rc = sync_names(r);
     if (rc)
         return rc;
     l2->super.file = l2->io->ops->open(l2->io, KVT_L2_NAME_SUPERBLOCK, KVT_IO_OPEN_CREATE);
@@ -451,14 +466,9 @@ static int write_meta(struct recovery *r)
     rc = kvt_l2_super_write_now(l2);
     if (!rc && r->survey.superblock_copy < 0)
         rc = kvt_l2_super_write_now(l2);
-    if (rc)
-        return rc;
-    /* also for a process that died: a file that it has removed must not come back later */
-    rc = l2->io->ops->sync_dir(l2->io);
-    if (!rc || !r->survey.superblock_file)
-        return rc;
-    kvt_log(&l2->params.log, KVT_LOG_WARN, "the directory cannot be synced: %s", kvt_strerror(rc));
-    return 0;
+    if (!rc && !r->survey.superblock_file)
+        rc = l2->io->ops->sync_dir(l2->io);
+    return rc;
 }
 
 static int recover_surveyed(struct recovery *r)

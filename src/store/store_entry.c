@@ -124,11 +124,14 @@ static void older_is_back(struct kvt_store *store, uint32_t entry, unsigned map)
     e->older = 0;
     kvt_entry_set_map(store, entry, map);
     store->counts.older_back++;
-    if (pinned &&
-        store->pinned_bytes + kvt_entry_bytes(store, entry) <= store->params.pin_bytes_max)
+    if (!pinned)
+        return;
+    if (store->pinned_bytes + kvt_entry_bytes(store, entry) <= store->params.pin_bytes_max) {
         kvt_entry_set_pinned(store, entry, true);
-    else
-        store->counts.pin_refused += pinned;
+        return;
+    }
+    store->counts.pin_refused++;
+    kvt_pins_drop(&store->pins, entry);
 }
 
 void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)

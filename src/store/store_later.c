@@ -138,8 +138,11 @@ static void begin_chain(const struct kvt_store *store, struct kvt_ahead *pass, u
 /* The block before this one in its chain, while it is in DRAM. */
 static uint32_t parent_slot(const struct kvt_store *store, const struct kvt_slot *s)
 {
-    uint32_t parent = kvt_index_at(&store->index, s->entry)->parent;
+    uint32_t parent;
 
+    if (s->state == KVT_SLOT_DOOMED) /* purged or replaced while somebody holds it: no entry */
+        return KVT_SLOT_NONE;
+    parent = kvt_index_at(&store->index, s->entry)->parent;
     return parent == KVT_INDEX_NONE ? KVT_SLOT_NONE : kvt_index_at(&store->index, parent)->slot;
 }
 

@@ -136,7 +136,10 @@ static void write_record_done(struct kvt_l2_write *write)
     else
         store->counts.disk_written_blocks++;
     kvt_flushes_note(store, w->ticket, status);
-    kvt_write_move(store, slot, status ? KVT_SLOT_WRITE_FAILED : KVT_SLOT_WRITE_CLEAN);
+    /* one that was purged or replaced meanwhile is nobody's: it is not unsaved either */
+    kvt_write_move(store, slot,
+                   status && s->state == KVT_SLOT_VALID ? KVT_SLOT_WRITE_FAILED
+                                                        : KVT_SLOT_WRITE_CLEAN);
     if (!status && s->purged) {
         w->next = store->write_erase;
         store->write_erase = w;

@@ -113,6 +113,7 @@ struct sim {
     struct kvt_io *disks[SIM_DISKS]; /* fault_io */
     bool lied;                       /* a drive has told a lie: only exact or miss is promised */
     bool closing, verbose;
+    bool garbled;
     bool purge_failed; /* bytes may be gone without a journal that says why: fsck takes it amiss */
     uint64_t cookie;
     uint32_t clients[SIM_CLIENTS]; /* ids; a new one after each death */

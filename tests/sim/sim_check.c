@@ -178,12 +178,13 @@ static void open_again(struct sim *sim)
 
 void sim_check_recovery(struct sim *sim, enum power_loss loss)
 {
-    bool must[SIM_NS][SIM_BLOCKS],
-        strict = !sim->lied && !sim->purge_failed && loss != POWER_GARBLES;
+    bool must[SIM_NS][SIM_BLOCKS], strict;
     static struct view first, second;
     struct kvt_store_stats stats;
     uint64_t records;
 
+    sim->garbled = sim->garbled || loss == POWER_GARBLES; /* for good: a blank segment keeps it */
+    strict = !sim->lied && !sim->purge_failed && !sim->garbled;
     sim_expect(sim, must);
     records = fsck_records(sim, strict);
     open_again(sim);

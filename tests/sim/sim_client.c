@@ -331,9 +331,14 @@ static void forget_client(struct sim *sim, uint32_t client)
     for (uint32_t i = sim->load_count; i-- > 0;)
         if (sim->loads[i].client == client)
             sim->loads[i] = sim->loads[--sim->load_count];
-    for (uint32_t i = 0; i < SIM_WAITS; i++)
-        if (sim->waits[i].client == client)
-            sim->waits[i].op = 0;
+    for (uint32_t i = 0; i < SIM_WAITS; i++) {
+        struct sim_wait *wait = &sim->waits[i];
+
+        if (wait->client == client && wait->op == KVT_OP_PURGE) /* it may fail: nobody will know */
+            sim_purge_done(sim, wait, KVT_E_CLOSED);
+        if (wait->client == client)
+            wait->op = 0;
+    }
 }
 
 /* It is gone in the middle of whatever it did; somebody new comes in its place. */

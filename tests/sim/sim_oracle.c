@@ -266,7 +266,7 @@ void sim_expect(struct sim *sim, bool must[SIM_NS][SIM_BLOCKS])
             uint32_t parent = sim_parent(i);
 
             block->may |= sim->lied ? block->ever : 0;
-            must[ns][i] = !sim->lied && block->durable &&
+            must[ns][i] = !sim->lied && block->durable && !block->erased &&
                           (parent == UINT32_MAX || must[ns][parent]) &&
                           !place_recycled(sim_medium(sim, block->place.root), &block->place);
             sim->counts.evicted += block->durable && !must[ns][i] && !sim->lied;

@@ -14,6 +14,7 @@
 #include "store/l2_internal.h"
 #include "support/fault_io.h"
 #include "support/l2_help.h"
+#include "support/power_io.h"
 
 #define CAP (8u << 20)
 
@@ -372,6 +373,52 @@ static void test_a_failed_append_closes_nothing_else(void **state)
     }
 }
 
+/* The process is gone, perhaps the power; then the root is opened again. */
+static void die(struct kvt_io *io, enum power_loss loss)
+{
+    struct kvt_rng chance = {3};
+
+    fault_io_clear(io);
+    fault_io_pull_the_plug(io);
+    l2_env_close(&env);
+    (void)power_io_loss(fault_io_inner(io), loss, &chance);
+    fault_io_plug_in(io);
+    assert_int_equal(l2_env_open(&env, io), 0);
+}
+
+/* A page of the journal was written and its sync failed. The next life finds it, and loses power
+ * before anything else has happened: the superblock must not have counted a page that is gone, for
+ * then nothing on disk counts. The same with a rewrite whose new name was not durable. */
+static void test_pages_count_when_they_are_durable(void **state)
+{
+    static const struct fault_rule rules[] = {
+        {.ops = FAULT_SYNC, .name = "journal", .times = 1, .action = FAULT_FAIL, .error = EIO},
+        {.ops = FAULT_SYNC_DIR, .times = 1, .action = FAULT_FAIL, .error = EIO},
+    };
+
+    (void)state;
+    for (uint32_t i = 0; i < KVT_ARRAY_LEN(rules); i++) {
+        struct kvt_io *io = fault_io_new(power_io_new(mem()), 1);
+
+        l2_env_init(&env, CAP);
+        assert_int_equal(l2_env_open(&env, io), 0);
+        for (uint32_t id = 0; id < 20; id++)
+            assert_int_equal(l2_env_put(&env, id, 1, 2), 0);
+        assert_int_equal(l2_env_purge_key(&env, 0), 0);
+        assert_int_equal(l2_env_flush(&env), 0);
+        env.l2->journal.broken = i == 1; /* so that it is rewritten */
+        fault_io_rule(io, &rules[i]);
+        assert_int_equal(l2_env_purge_key(&env, 1), -EIO);
+        die(io, POWER_KEEPS);
+        assert_true(l2_env_verify(&env) >= 18);
+        die(io, POWER_DROPS);
+        assert_true(l2_env_verify(&env) >= 18);
+        assert_int_equal(l2_env_get(&env, 0), KVT_E_MISS);
+        l2_env_close(&env);
+        io->ops->destroy(io);
+    }
+}
+
 static void test_journal_errors(void **state)
 {
     struct kvt_io *io = fault_io_new(mem(), 1);
@@ -516,6 +563,7 @@ int main(void)
         cmocka_unit_test(test_bytes_are_erased),
         cmocka_unit_test(test_journal_errors),
         cmocka_unit_test(test_a_failed_append_closes_nothing_else),
+        cmocka_unit_test(test_pages_count_when_they_are_durable),
         cmocka_unit_test(test_items_outlive_the_life_they_hide),
         cmocka_unit_test(test_item_set),
     };
