@@ -335,6 +335,19 @@ static int parse_level(const char *name, int *level)
     return -1;
 }
 
+/* path: where the scripts put it; NULL: there is no HOME. */
+static int default_model(struct demo_config *config, const char *path)
+{
+    config->model = path;
+    if (path != NULL && access(path, R_OK) == 0)
+        return 0;
+    kvt_cli_error("demo",
+                  "there is no model at %s; scripts/fetch-model.sh downloads it, or give one with "
+                  "--model",
+                  path != NULL ? path : "(no HOME)");
+    return -1;
+}
+
 int kvt_cmd_demo(int argc, char **argv)
 {
     static struct demo_paths paths;
@@ -411,16 +424,8 @@ int kvt_cmd_demo(int argc, char **argv)
         return KVT_EXIT_USAGE;
     }
     const int have_cache = demo_cache_paths(&paths) == 0;
-    if (config.model == NULL) {
-        config.model = paths.model;
-        if (!have_cache || access(config.model, R_OK) != 0) {
-            kvt_cli_error("demo",
-                          "there is no model at %s; scripts/fetch-model.sh downloads it, "
-                          "or give one with --model",
-                          have_cache ? config.model : "(no HOME)");
-            return KVT_EXIT_PROBLEM;
-        }
-    }
+    if (config.model == NULL && default_model(&config, have_cache ? paths.model : NULL) != 0)
+        return KVT_EXIT_PROBLEM;
     config.digest_dir = have_cache ? paths.digests : NULL;
     const int own_dir = config.dir == NULL;
     char why[KVT_ROOT_WHY_MAX];

@@ -116,26 +116,26 @@ static void one_clients_share_leaves_room_for_the_others(void **state)
     (void)state;
     begin(&rig, &ns);
     rig.store->params.client_bytes_max = 20 * PAGES * 4096;
-    rig_alloc(&rig, 1, ns, numbers, 40, 0, KV4, 0, entries);
+    rig_alloc(&rig, 5, ns, numbers, 40, 0, KV4, 0, entries);
     for (int i = 0; i < 40; i++)
         granted += entries[i].status == 0;
     assert_int_equal(granted, 20);
-    rig_alloc(&rig, 2, ns, &numbers[40], 20, 0, KV4, 0, entries);
+    rig_alloc(&rig, 6, ns, &numbers[40], 20, 0, KV4, 0, entries);
     for (int i = 0; i < 20; i++)
         assert_int_equal(entries[i].status, 0);
-    kvt_store_client_gone(rig.store, 1);
-    kvt_store_client_gone(rig.store, 2);
+    kvt_store_client_gone(rig.store, 5);
+    kvt_store_client_gone(rig.store, 6);
     rig.store->params.client_bytes_max = 0;
     /* Loads: the share is granted; the rest waits for releases, and is given up in the end. */
     assert_int_equal(rig_put(&rig, ns, numbers, 30, 0, KV4, 0, NULL), 30);
     rig.store->params.client_bytes_max = 20 * PAGES * 4096;
-    (void)rig_acquire(&rig, 1, ns, numbers, 30, 0, INT64_MAX);
+    (void)rig_acquire(&rig, 5, ns, numbers, 30, 0, INT64_MAX);
     rig_settle(&rig);
-    assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 1), 20 * PAGES * 4096);
+    assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 5), 20 * PAGES * 4096);
     assert_int_equal(rig_get(&rig, ns, numbers, 20, 0, NULL, NULL), 20); /* another client */
     rig_advance(&rig, 2 * KVT_STORE_SLOT_WAIT_NS);
     assert_int_equal(rig_stats(&rig).load_no_slot > 0, 1);
-    kvt_store_client_gone(rig.store, 1);
+    kvt_store_client_gone(rig.store, 5);
     rig_check(&rig);
     assert_int_equal(rig_stats(&rig).dram_pins, 0);
     rig_close(&rig);
