@@ -23,6 +23,7 @@
 
 #include "base/parse.h"
 #include "cli.h"
+#include "daemon_child.h"
 #include "demo.h"
 #include "root_check.h"
 
@@ -309,15 +310,20 @@ static int run_demo(const struct demo_config *config, int as_json)
 
 static int run_with_daemon(struct demo_config *config, int as_json)
 {
-    char socket[108];
+    const unsigned long long pages = (unsigned long long)sysconf(_SC_PHYS_PAGES);
+    const unsigned long long half = pages * (unsigned long long)sysconf(_SC_PAGESIZE) / 2;
+    char socket[KVT_DAEMON_SOCKET_ROOM], dram[32], disk[PATH_MAX + 32];
+    const char *const words[] = {"--dram", dram, "--disk", disk, NULL};
     pid_t pid;
 
-    if (demo_daemon_start(config->dir, socket, &pid) != 0)
+    snprintf(dram, sizeof(dram), "%lluMiB", (half < 4ull << 30 ? half : 4ull << 30) >> 20);
+    snprintf(disk, sizeof(disk), "%s:16GiB", config->dir);
+    if (kvt_daemon_child("demo", words, socket, &pid) != 0)
         return KVT_EXIT_PROBLEM;
     config->socket = socket;
     const int rc = run_demo(config, as_json);
     config->socket = NULL;
-    demo_daemon_stop(pid);
+    kvt_daemon_child_end(pid);
     return rc;
 }
 

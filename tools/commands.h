@@ -18,6 +18,7 @@
     X("inspect", kvt_cmd_inspect, "namespaces, segments, or one record with its chain")         \
     X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good")       \
     X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")                  \
+    X("bench daemon", kvt_cmd_bench_daemon, "what the way to a kvtierd costs")                  \
     X("bench gpu", kvt_cmd_bench_gpu, "blocks between DRAM and GPU memory, and plain copies")   \
     X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks") \
     X("bench l2", kvt_cmd_bench_l2, "our log on a drive, beside fio")                           \

@@ -10,7 +10,6 @@
 #include <llama.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #define DEMO_QUESTIONS 3
 #define DEMO_TOKENS 2000       /* of the first prompt, unless asked otherwise */
@@ -102,13 +101,6 @@ struct demo_paths {
 int demo_cache_paths(struct demo_paths *paths);
 /* The processors, at most 8. */
 int64_t demo_default_threads(void);
-
-/* --- cmd_demo_daemon.c: --daemon --- */
-/* A kvtierd beside our own binary, on a socket in the directory and over it as its root; the path
- * of the socket goes to socket[108]. 0, or -1 (said). */
-int demo_daemon_start(const char *dir, char *socket, pid_t *pid);
-/* End it in order, and what it left in the directory. */
-void demo_daemon_stop(pid_t pid);
 
 /* --- cmd_demo_phase.c: what the processes do --- */
 /* request: {"phase": "first"|"restart"|"prefetch", the configuration, "expect": [...]}; the result

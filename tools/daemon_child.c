@@ -1,7 +1,8 @@
-/* kvtier demo --daemon: a kvtierd of its own for the time of the demo, so that the second process
- * finds DRAM warm. The binary is the one beside ours. Threads: one.
- */
+/* A kvtierd of a command's own: see daemon_child.h. Threads: one. */
+#include "daemon_child.h"
+
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,23 +14,21 @@
 
 #include "cli.h"
 #include "client/link.h"
-#include "demo.h"
 
-#define SOCKET_ROOM 108
 #define READY_TRIES 500 /* of 20 ms: recovery of a large directory takes its time */
+#define WORDS_MAX 24
 
-static void exec_daemon(const char *program, const char *socket, const char *dir)
+static void exec_daemon(const char *command, const char *program, const char *socket,
+                        const char *const words[])
 {
-    char dram[32], disk[PATH_MAX + 32];
-    const unsigned long long pages = (unsigned long long)sysconf(_SC_PHYS_PAGES);
-    const unsigned long long half = pages * (unsigned long long)sysconf(_SC_PAGESIZE) / 2;
+    const char *all[WORDS_MAX + 6] = {"kvtierd", "--socket", socket, "--log-level", "error"};
+    size_t count = 5;
 
+    for (size_t i = 0; words[i] != NULL && i < WORDS_MAX; i++)
+        all[count++] = words[i];
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
-    snprintf(dram, sizeof(dram), "%lluMiB", (half < 4ull << 30 ? half : 4ull << 30) >> 20);
-    snprintf(disk, sizeof(disk), "%s:16GiB", dir);
-    execl(program, "kvtierd", "--socket", socket, "--dram", dram, "--disk", disk, "--log-level",
-          "error", (char *)NULL);
-    kvt_cli_error("demo", "--daemon: %s cannot be started: %m", program);
+    execv(program, (char **)(uintptr_t)all);
+    kvt_cli_error(command, "%s cannot be started: %m", program);
     _exit(KVT_EXIT_PROBLEM);
 }
 
@@ -50,9 +49,9 @@ static int program_path(char *path, size_t len)
 }
 
 /* Until it answers. -1: it has ended (and said why), or says nothing. */
-static int wait_ready(pid_t pid, const char *socket)
+static int wait_ready(const char *command, pid_t pid, const char *socket)
 {
-    char why[512], *text = NULL;
+    char why[512] = "", *text = NULL;
 
     for (int i = 0; i < READY_TRIES && !kvt_cli_interrupted(); i++) {
         if (kvt_link_ask(socket, "stat", &text, why, sizeof(why)) == 0) {
@@ -63,13 +62,12 @@ static int wait_ready(pid_t pid, const char *socket)
             return -1;
         nanosleep(&(const struct timespec){0, 20000000}, NULL);
     }
-    kvt_cli_error("demo", "--daemon: kvtierd does not answer: %s", why);
-    (void)kill(pid, SIGTERM);
-    (void)waitpid(pid, NULL, 0);
+    kvt_cli_error(command, "kvtierd does not answer: %s", why);
+    kvt_daemon_child_end(pid);
     return -1;
 }
 
-int demo_daemon_start(const char *dir, char *socket, pid_t *pid)
+int kvt_daemon_child(const char *command, const char *const words[], char *socket, pid_t *pid)
 {
     char program[PATH_MAX];
     const char *runtime = getenv("XDG_RUNTIME_DIR"), *tmp = getenv("TMPDIR");
@@ -77,24 +75,23 @@ int demo_daemon_start(const char *dir, char *socket, pid_t *pid)
                        : tmp != NULL && tmp[0]       ? tmp
                                                      : "/tmp";
 
-    /* Not in the directory: a store's directory holds nothing else, and its path may be long. */
-    if (snprintf(socket, SOCKET_ROOM, "%s/kvtier-demo-%d.sock", base, (int)getpid()) >=
-            SOCKET_ROOM - 8 ||
+    if (snprintf(socket, KVT_DAEMON_SOCKET_ROOM, "%s/kvtier-%d.sock", base, (int)getpid()) >=
+            KVT_DAEMON_SOCKET_ROOM - 8 ||
         program_path(program, sizeof(program)) != 0) {
-        kvt_cli_error("demo", "--daemon: no place for a socket below %s: set TMPDIR", base);
+        kvt_cli_error(command, "no place for a socket below %s: set TMPDIR", base);
         return -1;
     }
     *pid = fork();
     if (*pid == 0)
-        exec_daemon(program, socket, dir);
+        exec_daemon(command, program, socket, words);
     if (*pid < 0) {
-        kvt_cli_error("demo", "--daemon: cannot start a process: %m");
+        kvt_cli_error(command, "cannot start a process: %m");
         return -1;
     }
-    return wait_ready(*pid, socket);
+    return wait_ready(command, *pid, socket);
 }
 
-void demo_daemon_stop(pid_t pid)
+void kvt_daemon_child_end(pid_t pid)
 {
     (void)kill(pid, SIGTERM);
     while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
