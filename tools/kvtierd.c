@@ -24,6 +24,7 @@
 #include "base/clock.h"
 #include "client/pin.h"
 #include "daemon/conf.h"
+#include "daemon/metrics.h"
 #include "daemon/notify.h"
 #include "daemon/report.h"
 #include "daemon/server.h"
@@ -285,6 +286,7 @@ static int serve(const struct arguments *args, struct kvt_conf *conf, struct kvt
                  int listen_fd)
 {
     static struct kvt_report report;
+    struct kvt_metrics metrics = {.listen_fd = -1, .wake_fd = -1};
     struct kvt_server_params params = {.host = host,
                                        .log = to_stderr,
                                        .path = conf->socket,
@@ -314,8 +316,12 @@ static int serve(const struct arguments *args, struct kvt_conf *conf, struct kvt
     kvt_log(&to_stderr, KVT_LOG_INFO, "kvtierd %s: %llu MiB of DRAM, %u disk roots, at %s",
             kvt_version(), (unsigned long long)(host->memory.arena_bytes >> 20),
             (unsigned)host->settings->disk_count, conf->socket);
+    if (conf->metrics[0] != '\0' && kvt_metrics_start(&metrics, conf->metrics, conf->socket,
+                                                      &to_stderr, error, sizeof(error)) != 0)
+        complain("%s (going on without it)", error);
     kvt_notify("READY=1\nSTATUS=serving");
     kvt_server_run(server);
+    kvt_metrics_stop(&metrics);
     atomic_store(&signals.over, 1);
     pthread_kill(thread, SIGUSR2);
     pthread_join(thread, NULL);

@@ -18,7 +18,7 @@ ALLOWED = {
     "src/client": {"base", "format", "codec", "plan", "client", "store/owner.h",
                    "io/io.h", "gpu/gpu.h"},
     "src/daemon": {"base", "format", "daemon", "store/owner.h", "io/io.h", "client/host.h",
-                   "client/settings.h", "client/options.h", "client/pin.h"},
+                   "client/settings.h", "client/options.h", "client/pin.h", "client/link.h"},
     "src/gpu": {"base", "format", "codec", "gpu"},
     "src/adapters": {"adapters"},
 }

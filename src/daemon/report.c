@@ -251,11 +251,98 @@ static int stat_text(struct kvt_report *report, char **out)
     return 0;
 }
 
+/* ---- Prometheus ---------------------------------------------------------------------------- */
+
+/* "lookup.hits_dram" -> "kvtier_lookup_hits_dram"; counters end in _total. */
+static void say_metric(struct text *text, const char *name, bool counter, const char *help,
+                       uint64_t value)
+{
+    char metric[96];
+    size_t used =
+        (size_t)snprintf(metric, sizeof(metric), "kvtier_%s%s", name, counter ? "_total" : "");
+    for (size_t i = 0; i < used && i < sizeof(metric); i++)
+        if (metric[i] == '.')
+            metric[i] = '_';
+    say(text, "# HELP %s %s\n# TYPE %s %s\n%s %" PRIu64 "\n", metric, help, metric,
+        counter ? "counter" : "gauge", metric, value);
+}
+
+static void say_usage_metrics(struct text *text, struct kvt_report *report)
+{
+    struct kvt_usage_row *rows = calloc(USAGE_MAX, sizeof(*rows));
+    int count = rows == NULL ? 0 : usage_ask(report, rows);
+    say(text, "# HELP kvtier_held_bytes record bytes by namespace, rank and tier\n"
+              "# TYPE kvtier_held_bytes gauge\n");
+    for (int i = 0; i < count; i++) {
+        char ns[2 * KVT_NS_BYTES + 1];
+        for (size_t j = 0; j < KVT_NS_BYTES; j++)
+            (void)snprintf(ns + 2 * j, 3, "%02x", rows[i].ns[j]);
+        for (int disk = 0; disk < 2; disk++)
+            say(text,
+                "kvtier_held_bytes{namespace=\"%s\",group=\"%u\",rank=\"%u\",tier=\"%s\"} %" PRIu64
+                "\n",
+                ns, rows[i].group, rows[i].rank, disk ? "disk" : "dram",
+                disk ? rows[i].disk_bytes : rows[i].dram_bytes);
+    }
+    free(rows);
+}
+
+static void say_server_metrics(struct text *text, const struct kvt_report *report)
+{
+    struct kvt_server_stats stats;
+    kvt_server_stats(report->server, &stats);
+    say_metric(text, "daemon.clients", false, "programs connected",
+               kvt_server_clients(report->server, NULL, 0));
+    say_metric(text, "daemon.accepted", true, "connections of users that may connect",
+               stats.accepted);
+    say_metric(text, "daemon.refused_peer", true, "connections of other users", stats.refused_peer);
+    say_metric(text, "daemon.refused_version", true, "programs of another version",
+               stats.refused_version);
+    say_metric(text, "daemon.refused_full", true, "connections beyond the limit",
+               stats.refused_full);
+    say_metric(text, "daemon.clients_left", true, "programs that left in order", stats.left);
+    say_metric(text, "daemon.clients_died", true, "programs that ended otherwise", stats.died);
+    say_metric(text, "daemon.clients_broken", true, "programs disconnected for nonsense",
+               stats.broken);
+}
+
+static int metrics_text(struct kvt_report *report, char **out)
+{
+    uint64_t values[KVT_STORE_STAT_COUNT + KVT_DISKS_MAX * ROOT_VALUES] = {0};
+    struct text text = {malloc(TEXT_BYTES), 0};
+    struct kvt_store_stats stats;
+    if (text.bytes == NULL)
+        return -ENOMEM;
+    text.bytes[0] = '\0';
+    int count = stat_ask(report, values, KVT_ARRAY_LEN(values));
+    if (count < (int)KVT_STORE_STAT_COUNT) {
+        free(text.bytes);
+        return count < 0 ? count : KVT_E_CORRUPT;
+    }
+    memcpy(&stats, values, sizeof(stats));
+#define KVT_X(field, name, help) say_metric(&text, name, true, help, stats.field);
+    KVT_STORE_COUNTERS(KVT_X)
+#undef KVT_X
+#define KVT_X(field, name, help) say_metric(&text, name, false, help, stats.field);
+    KVT_STORE_GAUGES(KVT_X)
+#undef KVT_X
+    say_server_metrics(&text, report);
+    say_usage_metrics(&text, report);
+    say(&text,
+        "# HELP kvtier_build_info version of the kvtierd\n# TYPE kvtier_build_info gauge\n"
+        "kvtier_build_info{version=\"%s\"} 1\n",
+        kvt_version());
+    *out = text.bytes;
+    return 0;
+}
+
 int kvt_report_answer(void *ctx, const char *question, char **out)
 {
     *out = NULL;
     if (strcmp(question, "stat") == 0)
         return stat_text(ctx, out);
-    *out = strdup("error: unknown question; known: stat\n");
+    if (strcmp(question, "metrics") == 0)
+        return metrics_text(ctx, out);
+    *out = strdup("error: unknown question; known: stat, metrics\n");
     return *out == NULL ? -ENOMEM : 0;
 }

@@ -18,7 +18,7 @@ __attribute__((warn_unused_result)) int
 kvt_report_open(struct kvt_report *report, struct kvt_host *host, const struct kvt_server *server);
 void kvt_report_close(struct kvt_report *report);
 
-/* kvt_server_params.answer: "stat". */
+/* kvt_server_params.answer: "stat", "metrics" (Prometheus text). */
 int kvt_report_answer(void *report, const char *question, char **out);
 
 #endif

@@ -10,8 +10,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -495,6 +497,59 @@ static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
     assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
 }
 
+/* ---- metrics -------------------------------------------------------------------------------- */
+
+/* One request to the port that the daemon says it listens on; the whole answer. */
+static void http(const char *request, char *out, size_t len)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char line[1024];
+    FILE *log = fopen(server.log, "re");
+    unsigned port = 0;
+    size_t used = 0;
+
+    assert_non_null(log);
+    while (fgets(line, sizeof(line), log) != NULL)
+        if (strstr(line, "metrics: port ") != NULL)
+            (void)sscanf(strstr(line, "metrics: port "), "metrics: port %u", &port);
+    (void)fclose(log);
+    assert_true(port > 0);
+    at.sin_port = htons((uint16_t)port);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
+    for (ssize_t n; used + 1 < len && (n = recv(fd, out + used, len - 1 - used, 0)) > 0;)
+        used += (size_t)n;
+    out[used] = '\0';
+    close(fd);
+}
+
+static void metrics_are_told_to_prometheus(void **state)
+{
+    static char text[1 << 18];
+
+    (void)state;
+    begin("--dram 16MiB --metrics 127.0.0.1:0");
+    engine_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    http("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", text, sizeof(text));
+    assert_non_null(strstr(text, "HTTP/1.1 200 OK"));
+    assert_non_null(strstr(text, "# TYPE kvtier_store_committed_total counter\n"
+                                 "kvtier_store_committed_total 24\n"));
+    assert_non_null(strstr(text, "# TYPE kvtier_dram_blocks gauge\nkvtier_dram_blocks 24\n"));
+    assert_non_null(strstr(text, "kvtier_daemon_clients 1\n"));
+    assert_non_null(strstr(text, "rank=\"0\",tier=\"dram\"} 294912\n"));
+    http("GET /other HTTP/1.1\r\n\r\n", text, sizeof(text));
+    assert_non_null(strstr(text, "404"));
+    http("POST /metrics HTTP/1.1\r\n\r\n", text, sizeof(text));
+    assert_non_null(strstr(text, "405"));
+    assert_int_equal(daemon_stop(&server), 0);
+    rig_close(&rig);
+    daemon_free(&server); /* by default nobody listens */
+    begin("--dram 16MiB");
+    assert_false(daemon_said(&server, "metrics"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -517,6 +572,7 @@ int main(void)
         cmocka_unit_test_teardown(other_users_are_refused_unless_allowed, tear_down),
         cmocka_unit_test_teardown(a_stale_socket_is_replaced_a_live_one_never, tear_down),
         cmocka_unit_test_teardown(what_is_wrong_in_a_configuration_is_named, tear_down),
+        cmocka_unit_test_teardown(metrics_are_told_to_prometheus, tear_down),
         cmocka_unit_test_teardown(sighup_takes_what_can_change_and_names_what_cannot, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

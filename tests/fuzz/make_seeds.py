@@ -149,5 +149,29 @@ def root():
 
 if len(sys.argv) > 2:
     from_store(pathlib.Path(sys.argv[2]))
-for make in (config, codec, blob, digest, message, root):
+def wire():
+    def step(kind, data=b"", word=0):
+        return bytes([kind, len(data) // 2]) + struct.pack("<Q", word) + data
+
+    def msg(op, body=b"", ns=1, count=0):
+        return struct.pack("<IHHQIIiI", 32 + len(body), op, 0, 7, ns, count, 0, 0) + body
+
+    def keys(n):
+        return b"".join(bytes([65 + i]) * 8 + bytes(24) + bytes([8]) + bytes(7) for i in range(n))
+
+    opened = step(3)
+    alloc = struct.pack("<BBBBIIIB7x", 2, 0, 0, 0, 0, 0, 16, 0) + bytes(32)
+    for name, steps in {
+        "lookup": [step(2, msg(2, bytes(8) + keys(3), count=3))],
+        "alloc": [step(2, msg(3, alloc + keys(3), count=3)), step(2, msg(15, ns=0))],
+        "pin": [step(2, msg(11, bytes(8) + keys(2), count=2)), step(5, word=1999999999)],
+        "position": [step(4, word=(64 << 48) | 2), step(1, b"\x10\0\0\0RFVK" + b"A" * 16),
+                     step(4, word=2**63)],
+        "poke": [step(0, b"\xff" * 64), step(0, bytes(32), word=64), step(2, b"z" * 40)],
+        "usage": [step(2, msg(16, struct.pack("<II", at, 0), ns=0)) for at in (0, 2**32 - 1)],
+    }.items():
+        seed("wire", name, opened + b"".join(steps))
+
+
+for make in (config, codec, blob, digest, message, root, wire):
     make()
