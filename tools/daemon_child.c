@@ -24,7 +24,7 @@ static void exec_daemon(const char *command, const char *program, const char *so
     const char *all[WORDS_MAX + 6] = {"kvtierd", "--socket", socket, "--log-level", "error"};
     size_t count = 5;
 
-    for (size_t i = 0; words[i] != NULL && i < WORDS_MAX; i++)
+    for (size_t i = 0; i < WORDS_MAX && words[i] != NULL; i++)
         all[count++] = words[i];
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     execv(program, (char **)(uintptr_t)all);

@@ -125,7 +125,7 @@ static int set_mode(struct kvt_conf *conf, const char *value)
 
 static int set_uids(struct kvt_conf *conf, const char *value)
 {
-    uid_t uids[KVT_SERVER_UIDS_MAX];
+    uid_t uids[KVT_SERVER_UIDS_MAX] = {0};
     size_t count = 0;
     for (const char *at = value; strcmp(value, "none") != 0;) {
         char word[16];

@@ -290,7 +290,7 @@ void kvt_peer_read(struct kvt_server *server, struct kvt_peer *peer)
 
 void kvt_peer_died(struct kvt_server *server, struct kvt_peer *peer)
 {
-    struct kvt_hello bye;
+    struct kvt_hello bye = {0};
     /* It may have said BYE just before. */
     int bytes = peer->sock < 0 ? 0 : kvt_sock_recv(peer->sock, &bye, sizeof(bye), NULL, 0, NULL);
     bool said = kvt_hello_ok(&bye, bytes) && bye.kind == KVT_HELLO_BYE;
