@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
@@ -32,25 +33,40 @@ static json_t *usage_row(json_t *rows, const char *ns, unsigned group, unsigned 
     return row;
 }
 
+/* "usage.NS.GROUP.RANK.what" */
+static void sort_usage(json_t *daemon, const char *name, json_t *value)
+{
+    char text[128], *rest, *ns, *group, *rank, *what;
+    json_t *total = json_object_get(daemon, "total");
+
+    snprintf(text, sizeof(text), "%s", name);
+    (void)strtok_r(text, ".", &rest);
+    ns = strtok_r(NULL, ".", &rest);
+    group = strtok_r(NULL, ".", &rest);
+    rank = strtok_r(NULL, ".", &rest);
+    what = strtok_r(NULL, ".", &rest);
+    if (!ns || !group || !rank || !what)
+        return;
+    json_object_set(usage_row(json_object_get(daemon, "usage"), ns,
+                              (unsigned)strtoul(group, NULL, 10),
+                              (unsigned)strtoul(rank, NULL, 10)),
+                    what, value);
+    json_object_set_new(total, what,
+                        json_integer((json_int_t)number(total, what) + json_integer_value(value)));
+}
+
 static void sort_line(json_t *daemon, const char *name, json_t *value)
 {
-    char ns[16], what[32];
-    unsigned group, rank, client;
-
-    if (sscanf(name, "usage.%12[0-9a-f].%u.%u.%31s", ns, &group, &rank, what) == 4) {
-        json_t *row = usage_row(json_object_get(daemon, "usage"), ns, group, rank);
-        json_object_set(row, what, value);
-        json_t *total = json_object_get(daemon, "total");
-        json_object_set_new(
-            total, what, json_integer((json_int_t)number(total, what) + json_integer_value(value)));
-    } else if (strncmp(name, "namespace.", 10) == 0) {
+    if (strncmp(name, "usage.", 6) == 0)
+        sort_usage(daemon, name, value);
+    else if (strncmp(name, "namespace.", 10) == 0)
         json_object_set(json_object_get(daemon, "models"), name + 10, value);
-    } else if (sscanf(name, "client.%u", &client) == 1 && json_is_string(value)) {
+    else if (strncmp(name, "client.", 7) == 0 && json_is_string(value))
         json_array_append_new(json_object_get(daemon, "clients"),
-                              json_pack("{s:I, s:O}", "number", (json_int_t)client, "is", value));
-    } else {
+                              json_pack("{s:I, s:O}", "number",
+                                        (json_int_t)strtoul(name + 7, NULL, 10), "is", value));
+    else
         json_object_set(json_object_get(daemon, "counters"), name, value);
-    }
 }
 
 json_t *kvt_stat_daemon(const char *path, char *error, size_t error_len)

@@ -64,8 +64,9 @@ static uint64_t machine_memory(void)
     char line[128];
     FILE *file = fopen("/proc/meminfo", "re");
     unsigned long long kib = 0;
-    if (file != NULL && fgets(line, sizeof(line), file) != NULL)
-        (void)sscanf(line, "MemTotal: %llu kB", &kib);
+    if (file != NULL && fgets(line, sizeof(line), file) != NULL &&
+        strncmp(line, "MemTotal:", 9) == 0)
+        kib = strtoull(line + 9, NULL, 10);
     if (file != NULL)
         (void)fclose(file);
     return kib == 0 ? UINT64_MAX : (uint64_t)kib * 1024;
