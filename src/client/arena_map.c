@@ -4,7 +4,8 @@
  * records are read and written in runs of many pages, so there is one entry of the TLB and one page
  * fault where there were 512. Below that size, rounding up would show in the resident size.
  * NUMA: numa_node=N asks for memory of that node, before anything is touched, by the system call
- * itself (no library for one call). A node that is full falls back to others rather than ending
+ * itself (no library for one call); numa_device=N for memory of the node of that GPU, if anybody
+ * knows it. A node that is full falls back to others rather than ending
  * the process; one that does not exist, or that the process may not use, is refused by a sentence.
  * Threads: kvt_open() and kvt_close(). Does not pin (pin.c).
  */
@@ -19,6 +20,7 @@
 
 #include "base/checked.h"
 #include "client/host.h"
+#include "gpu/gpu.h"
 #include "kvtier/error.h"
 
 #define POLICY_PREFERRED 1 /* MPOL_PREFERRED of linux/mempolicy.h */
@@ -59,7 +61,11 @@ static int node_prefer(const struct kvt_settings *settings, struct kvt_arena_map
 {
     unsigned long mask[NODES_MAX / (8 * sizeof(unsigned long))] = {0};
     uint64_t node = settings->numa_node;
-    if (node == KVT_AUTO)
+    if (node == KVT_AUTO && settings->numa_device != KVT_AUTO) {
+        int own = kvt_gpu_node(NULL, (int)settings->numa_device, "/sys");
+        node = own < 0 ? KVT_AUTO : (uint64_t)own;
+    }
+    if (node == KVT_AUTO || node >= NODES_MAX)
         return 0;
     const size_t bits = 8 * sizeof(mask[0]);
     mask[node / bits] = 1ul << (node % bits);

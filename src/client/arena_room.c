@@ -1,4 +1,5 @@
-/* Whether shared memory of a size can be had at all, asked before any of it is touched.
+/* How much memory this process may have; and whether shared memory of a size can be had at all,
+ * asked before any of it is touched.
  *
  * Shared memory is promised by mmap() and given page by page: what is too large for the container
  * or the machine is found out in the middle of the work, by a signal or by the kernel's killer, in
@@ -78,6 +79,18 @@ static uint64_t process_limit(int resource)
     if (getrlimit(resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
         return UINT64_MAX;
     return (uint64_t)limit.rlim_cur;
+}
+
+uint64_t kvt_memory_allowed(void)
+{
+    uint64_t group = cgroup_limit(), machine = machine_memory();
+    return group < machine ? group : machine;
+}
+
+uint64_t kvt_memory_share(uint64_t allowed, uint64_t percent, uint64_t ranks)
+{
+    uint64_t mib = allowed == UINT64_MAX ? 0 : allowed >> 20;
+    return (mib * percent / 100 / ranks) << 20;
 }
 
 int kvt_arena_room(uint64_t bytes, char *error, size_t error_len)

@@ -13,6 +13,7 @@
 #include <sys/resource.h>
 
 #include "base/checked.h"
+#include "client/host.h"
 #include "client/options.h"
 #include "store/owner.h"
 
@@ -238,6 +239,8 @@ int kvt_settings_resolve(struct kvt_config *config)
 {
     struct kvt_settings *s = &config->settings;
     char dram[32], staging[32];
+    if (s->dram_share != KVT_AUTO)
+        s->dram = kvt_memory_share(kvt_memory_allowed(), s->dram_share, s->ranks);
     if (s->threads == KVT_AUTO)
         s->threads = KVT_MIN(usable_cpus(), THREADS_AUTO_MAX);
     if (s->staging == KVT_AUTO && s->dram == 0)

@@ -96,6 +96,12 @@ __attribute__((warn_unused_result)) int kvt_thread_start(pthread_t *thread, cons
 __attribute__((warn_unused_result)) int kvt_arena_room(uint64_t bytes, char *error,
                                                        size_t error_len);
 
+/* What this process may have at most: the machine's memory, or its control group's where that is
+ * less; UINT64_MAX: not known. */
+uint64_t kvt_memory_allowed(void);
+/* `percent` of `allowed` bytes, shared out among `ranks` processes, in whole MiB. Pure. */
+uint64_t kvt_memory_share(uint64_t allowed, uint64_t percent, uint64_t ranks);
+
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
 __attribute__((warn_unused_result)) int kvt_roots_open(struct kvt_host *host, char *error,
                                                        size_t error_len);

@@ -35,11 +35,14 @@ struct kvt_settings {
     uint64_t requests_max;
     uint64_t request_blocks_max;
     uint64_t gpu_ctas, gpu_store_ctas;
-    uint64_t gpu_wave;      /* bytes of one launch */
-    uint64_t fds_max;       /* descriptors of a cache */
-    uint64_t scrub;         /* bytes a second; KVT_AUTO: off */
-    uint64_t gpu_pace;      /* record bytes a second; KVT_AUTO: as fast as it goes */
-    uint64_t numa_node;     /* KVT_AUTO: wherever */
+    uint64_t gpu_wave;    /* bytes of one launch */
+    uint64_t fds_max;     /* descriptors of a cache */
+    uint64_t scrub;       /* bytes a second; KVT_AUTO: off */
+    uint64_t gpu_pace;    /* record bytes a second; KVT_AUTO: as fast as it goes */
+    uint64_t numa_node;   /* KVT_AUTO: wherever */
+    uint64_t numa_device; /* KVT_AUTO: none */
+    uint64_t dram_share;  /* per cent; KVT_AUTO: dram says it */
+    uint64_t ranks;
     int huge_pages;         /* -1 auto, 0 off, 1 required */
     uint64_t load_deadline; /* ns; KVT_AUTO: none */
     uint64_t plan_lambda;   /* per cent */

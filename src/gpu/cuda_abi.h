@@ -63,6 +63,7 @@ enum {
     X(device_count, "cuDeviceGetCount", (int *count))                                              \
     X(device_get, "cuDeviceGet", (kvt_cu_device * device, int ordinal))                            \
     X(device_name, "cuDeviceGetName", (char *name, int len, kvt_cu_device device))                 \
+    X(device_bus, "cuDeviceGetPCIBusId", (char *text, int len, kvt_cu_device device))              \
     X(device_attribute, "cuDeviceGetAttribute", (int *value, int attribute, kvt_cu_device device)) \
     X(context_retain, "cuDevicePrimaryCtxRetain",                                                  \
       (kvt_cu_context * context, kvt_cu_device device))                                            \

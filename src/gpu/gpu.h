@@ -75,6 +75,11 @@ KVT_GPU_RESULT int kvt_gpu_event_new(struct kvt_gpu *gpu, void **event);
 void kvt_gpu_event_free(struct kvt_gpu *gpu, void *event); /* NULL is allowed */
 KVT_GPU_RESULT int kvt_gpu_event_record(struct kvt_gpu *gpu, void *event, void *stream);
 
+/* The NUMA node that a CUDA device hangs on, as the system says under `sys` ("/sys"); -1: there is
+ * no such device, or nobody knows. library: of the driver; NULL: "libcuda.so.1". Blocks: the driver
+ * is started (node.c). */
+int kvt_gpu_node(const char *library, int device, const char *sys);
+
 /* ---- stage ---- */
 
 struct kvt_gpu_stage_opts {

@@ -491,6 +491,13 @@ static int fake_cuDeviceGetName(char *name, int len, kvt_cu_device device)
     return KVT_CU_OK;
 }
 
+static int fake_cuDeviceGetPCIBusId(char *text, int len, kvt_cu_device device)
+{
+    ENTER(0);
+    snprintf(text, (size_t)len, "0000:AB:%02X.0", (unsigned)device);
+    return KVT_CU_OK;
+}
+
 static int fake_cuDeviceGetAttribute(int *value, int attribute, kvt_cu_device device)
 {
     (void)device;
@@ -612,6 +619,7 @@ static struct kvt_cuda table = {
     .device_count = fake_cuDeviceGetCount,
     .device_get = fake_cuDeviceGet,
     .device_name = fake_cuDeviceGetName,
+    .device_bus = fake_cuDeviceGetPCIBusId,
     .device_attribute = fake_cuDeviceGetAttribute,
     .context_retain = fake_cuDevicePrimaryCtxRetain,
     .context_release = fake_cuDevicePrimaryCtxRelease,

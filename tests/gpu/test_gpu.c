@@ -11,12 +11,17 @@
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/checked.h"
 #include "base/rng.h"
+#include "client/host.h"
 #include "gpu/driver.h"
 #include "gpu/fake_cuda.h"
 #include "gpu/gpu_internal.h"
@@ -565,6 +570,70 @@ static void test_device_fault(void **state)
     assert_nothing_left();
 }
 
+/* What the kernel says of three devices: nodes 1 and 0, and one of which the firmware says nothing.
+ */
+static void write_nodes(const char *dir, bool there)
+{
+    static const char *const folders[] = {"", "/bus", "/bus/pci", "/bus/pci/devices"};
+    char path[160];
+    for (size_t i = 0; i < KVT_ARRAY_LEN(folders) && there; i++) {
+        snprintf(path, sizeof(path), "%s%s", dir, folders[i]);
+        assert_int_equal(mkdir(path, 0700), 0);
+    }
+    for (int device = 0; device < 3; device++) {
+        int len = snprintf(path, sizeof(path), "%s/bus/pci/devices/0000:ab:%02x.0", dir,
+                           (unsigned)device);
+        if (there)
+            assert_int_equal(mkdir(path, 0700), 0);
+        snprintf(path + len, sizeof(path) - (size_t)len, "/numa_node");
+        if (there) {
+            FILE *file = fopen(path, "we");
+            assert_non_null(file);
+            (void)fprintf(file, "%d\n", device == 2 ? -1 : 1 - device);
+            assert_int_equal(fclose(file), 0);
+            continue;
+        }
+        assert_int_equal(unlink(path), 0);
+        path[len] = '\0';
+        assert_int_equal(rmdir(path), 0);
+    }
+    for (size_t i = KVT_ARRAY_LEN(folders); i > 0 && !there; i--) {
+        snprintf(path, sizeof(path), "%s%s", dir, folders[i - 1]);
+        assert_int_equal(rmdir(path), 0);
+    }
+}
+
+/* C38: two ranks in a control group of 512 MiB on a host of 64 GiB get at most 204 MiB each, on the
+ * node of their device. */
+static void test_c38_ranks_share_a_control_group(void **state)
+{
+    static const uint64_t mib = 1u << 20;
+    char dir[64];
+    (void)state;
+    uint64_t group = 512 * mib, host = 65536 * mib;
+    assert_int_equal(kvt_memory_share(KVT_MIN(group, host), 80, 2), 204 * mib);
+    assert_int_equal(kvt_memory_share(host, 80, 1), 52428 * mib);
+    assert_int_equal(kvt_memory_share(UINT64_MAX, 80, 2), 0); /* not known: nothing is taken */
+    assert_int_equal(kvt_memory_share(group, 1, 1024), 0);
+    snprintf(dir, sizeof(dir), "/tmp/kvt-node-%ld", (long)getpid());
+    write_nodes(dir, true);
+    fake->device_count = 4;
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, 0, dir), 1);
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, 1, dir), 0);
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, 2, dir), -1); /* the firmware does not say */
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, 3, dir), -1); /* nor does the kernel */
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, 4, dir), -1);
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, -1, dir), -1);
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA_OLD, 0, dir), -1);
+    assert_int_equal(kvt_gpu_node("libcuda-that-is-not-there.so", 0, dir), -1);
+    fake->fail = "cuDeviceGetPCIBusId";
+    fake->fail_result = 1;
+    assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, 0, dir), -1);
+    fake->fail = NULL;
+    write_nodes(dir, false);
+    assert_nothing_left();
+}
+
 /* A call that fails while a job is queued: the job is refused, the plan works again after. */
 static void test_queueing_failures(void **state)
 {
@@ -651,6 +720,7 @@ int main(void)
         cmocka_unit_test_setup(test_waves, reset),
         cmocka_unit_test_setup(test_engine_stream, reset),
         cmocka_unit_test_setup(test_device_fault, reset),
+        cmocka_unit_test_setup(test_c38_ranks_share_a_control_group, reset),
         cmocka_unit_test_setup(test_queueing_failures, reset),
         cmocka_unit_test_setup(test_identity, reset),
     };

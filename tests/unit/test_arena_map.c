@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "client/client.h"
+#include "client/host.h"
 
 enum { BLOCKS = 16 };
 
@@ -100,6 +101,21 @@ static void test_huge_pages(void **state)
     begin("dram=1MiB", NULL);
 }
 
+/* A share of what the machine or the container has, and no more than that among all ranks. */
+static void test_share(void **state)
+{
+    uint64_t allowed = kvt_memory_allowed(), share;
+    (void)state;
+    assert_true(allowed > 64u << 20);
+    begin("dram=64TiB,dram_share=2,ranks=2,numa_device=63", NULL); /* nobody knows that one */
+    rig_open(&rig);
+    share = rig.cache->settings->dram;
+    assert_int_equal(share, kvt_memory_share(allowed, 2, 2));
+    assert_true(share > 0 && share * 2 <= allowed / 50);
+    assert_int_equal(share % (1u << 20), 0);
+    assert_true(rig.cache->arena_bytes <= share);
+}
+
 static void test_numa_node(void **state)
 {
     (void)state;
@@ -159,6 +175,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_huge_pages, tear_down),
+        cmocka_unit_test_teardown(test_share, tear_down),
         cmocka_unit_test_teardown(test_numa_node, tear_down),
         cmocka_unit_test_teardown(test_without_dram, tear_down),
     };
