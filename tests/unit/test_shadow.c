@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -132,6 +133,63 @@ static void what_would_be_loaded_stays(void **state)
     rig_free(&rig);
 }
 
+struct asker {
+    struct rig *rig;
+    uint64_t first;
+    long worst;
+};
+
+static void *ask_often(void *arg)
+{
+    struct asker *asker = arg;
+    for (uint64_t i = 0; i < 150; i++) {
+        long run = look(asker->rig, asker->first, 20 + i % 100, 0, NULL);
+        long seen = look(asker->rig, 1, 20, KVT_LOOKUP_PROBE, NULL);
+        if (run != 0 || seen != 20)
+            asker->worst = run != 0 ? run : seen;
+    }
+    return NULL;
+}
+
+/* Several engines' threads ask at a time, with a trace beside it: each is answered with nothing,
+ * none is counted twice, and every line is whole. */
+static void many_ask_at_a_time(void **state)
+{
+    (void)state;
+    struct rig rig;
+    struct asker askers[4];
+    pthread_t threads[4];
+    char dir[128], path[256], config[512], line[4096];
+    unsigned lines = 0;
+    rig_dir_make(dir, sizeof(dir));
+    (void)snprintf(path, sizeof(path), "%s/trace", dir);
+    (void)snprintf(config, sizeof(config), "dram=64MiB,shadow=yes,trace=%s", path);
+    open_rig(&rig, config, NULL);
+    assert_int_equal(rig_store(&rig, 1, 20, 0, NULL), 20);
+    for (size_t i = 0; i < 4; i++) {
+        askers[i] = (struct asker){&rig, i < 2 ? 1 : 1000 * i, 0};
+        assert_int_equal(pthread_create(&threads[i], NULL, ask_often, &askers[i]), 0);
+    }
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        assert_int_equal(askers[i].worst, 0);
+    }
+    assert_true(rig_stat(&rig, "shadow.prompts") > 0 && rig_stat(&rig, "shadow.prompts") <= 600);
+    uint64_t written = rig_stat(&rig, "trace.written");
+    assert_int_equal(written + rig_stat(&rig, "trace.repeated"), 600);
+    rig_free(&rig);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file) != NULL) {
+        size_t n = strlen(line);
+        assert_true(line[0] == '{' && n > 3 && strcmp(line + n - 3, "]}\n") == 0);
+        lines++;
+    }
+    assert_int_equal(fclose(file), 0);
+    assert_int_equal(lines, written);
+    rig_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -139,6 +197,7 @@ int main(void)
         cmocka_unit_test(where_computing_is_faster_nothing_is_saved),
         cmocka_unit_test(what_is_on_disk_is_told_apart),
         cmocka_unit_test(what_would_be_loaded_stays),
+        cmocka_unit_test(many_ask_at_a_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
