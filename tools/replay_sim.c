@@ -190,8 +190,9 @@ static int arrive(struct sim *sim, uint32_t request, double now)
         count = all;
     else if (sim->way == REPLAY_KVTIER)
         rc = plan_blocks(sim, request, now, front, all - disk, disk, &count);
-    if (count > front)
-        prompt->disk = (uint32_t)((uint64_t)(count - front) * disk / (all - front));
+    uint32_t mixed = all > front ? all - front : 0;
+    if (count > front && mixed > 0)
+        prompt->disk = (uint32_t)((uint64_t)(count - front) * disk / mixed);
     prompt->dram = count - prompt->disk;
     double there = now;
     if (prompt->dram)
@@ -308,11 +309,11 @@ int replay_sim(const struct replay_trace *trace, const struct replay_hits *hits,
                const struct replay_planner *planner, struct replay_outcome *out)
 {
     struct sim *sim = calloc(1, sizeof(*sim));
-    int rc = sim ? 0 : -1;
+    int rc;
 
     memset(out, 0, sizeof(*out));
-    if (rc)
-        return rc;
+    if (!sim)
+        return -1;
     sim->trace = trace;
     sim->hits = hits;
     sim->world = world;

@@ -64,6 +64,8 @@ static uint64_t common_step(const struct kvt_shape *shape)
     uint64_t step = 1;
     for (uint32_t i = 0; i < shape->group_count; i++) {
         uint64_t tokens = shape->groups[i].block_tokens;
+        if (tokens == 0) /* no shape has that */
+            return 0;
         step = step / gcd(step, tokens) * tokens;
         if (step > UINT32_MAX)
             return 0;
@@ -146,9 +148,11 @@ static uint64_t longest(const struct view *views, size_t count, uint64_t limit, 
 static long hit(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
                 const struct kvt_lookup_opts *opts, size_t max_tokens)
 {
-    struct view views[KVT_GROUPS_MAX];
+    struct view views[KVT_GROUPS_MAX] = {0};
     uint64_t limit = KVT_MIN((uint64_t)max_tokens, (uint64_t)UINT32_MAX);
     uint64_t step = common_step(ns->shape);
+    for (size_t i = 0; i < count; i++)
+        views[i].shape = kvt_shape_group_of(ns->shape, chains[i].group);
     long rc = step == 0 ? 0 : ask(ns, chains, count, opts, true, &limit, views);
     if (rc == 0 && step != 0)
         rc = ask(ns, chains, count, opts, false, &limit, views);
