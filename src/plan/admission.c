@@ -26,7 +26,9 @@
 #define AGE_SHIFT 34 /* 17 s */
 #define AGE_MASK ((UINT32_C(1) << 26) - 1)
 #define CLASS_MAX 65536.0 /* then both counts are halved: habits change */
+#define CHANCE_MAX 0.95   /* of the class of many uses: 19 more */
 #define PLACE_TOKENS 512u
+#define SLICE_SHIFT 28 /* a quarter of a second */
 #define PRIOR_AGAIN 1.0
 #define PRIOR_USED 2.0
 /* Buckets of value: 4 to an octave, from 2^-20 to 2^4 times the computing of a token for each KiB.
@@ -99,11 +101,11 @@ static uint32_t place_class(uint32_t first_pos)
 }
 
 static void count_class(struct kvt_admission *admission, uint32_t before, uint32_t uses,
-                        uint32_t first_pos)
+                        uint32_t first_pos, bool at_hand)
 {
     uint32_t place = place_class(first_pos);
 
-    if (before)
+    if (before && !at_hand)
         admission->again[use_class(before)][place] += 1;
     admission->used[use_class(uses)][place] += 1;
     if (admission->used[use_class(uses)][place] > CLASS_MAX) {
@@ -133,7 +135,7 @@ static struct kvt_seen *oldest(const struct kvt_admission *admission, uint64_t t
 }
 
 uint32_t kvt_admission_use(struct kvt_admission *admission, const struct kvt_admission_block *block,
-                           int64_t now_ns)
+                           bool at_hand, int64_t now_ns)
 {
     struct kvt_seen *seen;
     uint32_t before;
@@ -147,7 +149,7 @@ uint32_t kvt_admission_use(struct kvt_admission *admission, const struct kvt_adm
     seen->tag = (uint32_t)(block->tag >> 32);
     seen->uses = KVT_MIN(before + 1, USES_MAX) & USES_MAX;
     seen->age = (uint32_t)((uint64_t)now_ns >> AGE_SHIFT) & AGE_MASK;
-    count_class(admission, before, seen->uses, block->first_pos);
+    count_class(admission, before, seen->uses, block->first_pos, at_hand);
     return seen->uses;
 }
 
@@ -233,6 +235,20 @@ int64_t kvt_admission_left(const struct kvt_admission *admission)
 
 /* ---- the question -------------------------------------------------------------------------- */
 
+/* How often a block of so many uses is still going to be wanted when it is out of DRAM: each
+ * further use makes it one of the next class. */
+static double expected_uses(const struct kvt_admission *admission, uint32_t uses,
+                            uint32_t first_pos)
+{
+    double last = kvt_admission_chance(admission, KVT_ADMISSION_USES, first_pos);
+    double expected = KVT_MIN(last, CHANCE_MAX);
+
+    expected /= 1 - expected;
+    for (uint32_t u = KVT_ADMISSION_USES - 1; u >= KVT_MAX(uses, 1u); u--)
+        expected = kvt_admission_chance(admission, u, first_pos) * (1 + expected);
+    return expected;
+}
+
 /* Expected saving for each byte, in seconds; <= 0: loading it costs as much as computing it. */
 static double value_of(const struct kvt_admission *admission,
                        const struct kvt_admission_block *block, uint32_t uses)
@@ -240,7 +256,7 @@ static double value_of(const struct kvt_admission *admission,
     double saved =
         block->tokens * admission->params.token_s - (double)block->bytes * admission->params.byte_s;
 
-    return kvt_admission_chance(admission, uses, block->first_pos) * saved / block->bytes;
+    return expected_uses(admission, uses, block->first_pos) * saved / block->bytes;
 }
 
 static uint32_t value_class(const struct kvt_admission *admission, double value)
@@ -250,7 +266,7 @@ static uint32_t value_class(const struct kvt_admission *admission, double value)
     return at < 0 ? 0 : at > KVT_ADMISSION_VALUES - 1 ? KVT_ADMISSION_VALUES - 1 : (uint32_t)at;
 }
 
-/* A number in [0, 1) that is the block's own. */
+/* A number in [0, 1) that is the tag's own. */
 static double draw(const struct kvt_admission *admission, uint64_t tag)
 {
     uint64_t mixed = (tag ^ admission->params.seed) * UINT64_C(0x9e3779b97f4a7c15);
@@ -278,7 +294,8 @@ static bool worth_it(struct kvt_admission *admission, const struct kvt_admission
     share = day / DAY_NS * HALF_LIFE_NS / M_LN2 * (0.5 + KVT_MAX(left, 0.0) / most);
     if (all <= share)
         return true;
-    return draw(admission, block->tag) * admission->asked[class] < share - above;
+    return draw(admission, (uint64_t)admission->now_ns >> SLICE_SHIFT) * admission->asked[class] <
+           share - above;
 }
 
 enum kvt_verdict kvt_admission_ask(struct kvt_admission *admission,

@@ -7,8 +7,9 @@
  *   ALL     everything
  *   SECOND  what is used a second time
  *   VALUE   what has the best expected saving for the bytes that may be written:
- *           P(used again | uses so far, place in its sequence) x (seconds to compute it - seconds
- * to load it) / bytes. P is counted; the threshold follows from what was asked for lately and the
+ *             (uses still to come that DRAM will not serve | uses so far, place in its sequence)
+ *             x (seconds to compute it - seconds to load it) / bytes
+ *           Chances are counted; the threshold follows from what was asked for lately and the
  * budget. RANDOM  a share of them: what the others are compared with
  *
  * The budget is a bucket for each root: bytes a day drip in, what was really written goes out; it
@@ -69,7 +70,7 @@ struct kvt_admission {
     struct kvt_seen *seen; /* sets of 8 */
     uint64_t set_mask;
     double used[KVT_ADMISSION_USES][KVT_ADMISSION_PLACES];  /* blocks of the class so far */
-    double again[KVT_ADMISSION_USES][KVT_ADMISSION_PLACES]; /* of them, used again */
+    double again[KVT_ADMISSION_USES][KVT_ADMISSION_PLACES]; /* of them, wanted when out of DRAM */
     double asked[KVT_ADMISSION_VALUES]; /* bytes asked about, by value; halved every HALF_LIFE */
     struct kvt_bucket buckets[KVT_ADMISSION_ROOTS];
     int64_t now_ns, faded_ns;
@@ -84,10 +85,11 @@ void kvt_admission_destroy(struct kvt_admission *admission);
 /* A further root. */
 void kvt_admission_root(struct kvt_admission *admission, uint32_t root, uint64_t bytes_a_day);
 
-/* The block was used (stored, loaded, asked for). Returns how often so far, this time included, as
- * far as is remembered. */
+/* The block was used (stored, loaded, asked for). at_hand: it was in DRAM, so that no copy on disk
+ * was needed for this use. Returns how often so far, this time included, as far as is remembered.
+ */
 uint32_t kvt_admission_use(struct kvt_admission *admission, const struct kvt_admission_block *block,
-                           int64_t now_ns);
+                           bool at_hand, int64_t now_ns);
 
 /* May it be written? committed: bytes that are to be written already and are not. */
 enum kvt_verdict kvt_admission_ask(struct kvt_admission *admission,

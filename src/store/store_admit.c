@@ -50,19 +50,19 @@ static struct kvt_admission_block block_of(const struct kvt_store *store, uint32
         .bytes = KVT_MAX(kvt_entry_bytes(store, entry), KVT_PAGE_BYTES)};
 }
 
-static void used(struct kvt_store *store, uint32_t entry, uint32_t slot)
+static void used(struct kvt_store *store, uint32_t entry, uint32_t slot, bool at_hand)
 {
     struct kvt_admission_block block;
 
     if (!store->admission.seen) /* nobody wants to know */
         return;
     block = block_of(store, entry, slot);
-    (void)kvt_admission_use(&store->admission, &block, kvt_store_now(store));
+    (void)kvt_admission_use(&store->admission, &block, at_hand, kvt_store_now(store));
 }
 
 void kvt_admit_first(struct kvt_store *store, uint32_t slot)
 {
-    used(store, kvt_slot_at(&store->slots, slot)->entry, slot);
+    used(store, kvt_slot_at(&store->slots, slot)->entry, slot, false);
     kvt_ttl_touch(store, kvt_slot_at(&store->slots, slot)->entry);
 }
 
@@ -71,7 +71,8 @@ void kvt_admit_use(struct kvt_store *store, uint32_t entry)
     uint32_t slot = kvt_index_at(&store->index, entry)->slot;
     struct kvt_slot *s;
 
-    used(store, entry, slot);
+    used(store, entry, slot,
+         slot != KVT_INDEX_NONE && kvt_slot_at(&store->slots, slot)->state == KVT_SLOT_VALID);
     kvt_ttl_touch(store, entry);
     if (slot == KVT_INDEX_NONE)
         return;

@@ -54,7 +54,7 @@ static struct kvt_admission_block block(uint64_t number, uint32_t first_pos)
 static uint32_t use(uint64_t number, uint32_t first_pos, int64_t now)
 {
     struct kvt_admission_block b = block(number, first_pos);
-    return kvt_admission_use(&admission, &b, now);
+    return kvt_admission_use(&admission, &b, false, now);
 }
 
 static enum kvt_verdict ask(uint64_t number, uint32_t first_pos, uint64_t committed, int64_t now)
