@@ -43,6 +43,7 @@ CONSTANTS = {
     "KVT_TIER_MISS": 0, "KVT_TIER_DRAM": 1, "KVT_TIER_DISK": 2, "KVT_TIER_REMOTE": 3,
     "KVT_TIER_PENDING": 4,
     "KVT_WRITE_DEFAULT": 0, "KVT_WRITE_THROUGH": 1, "KVT_WRITE_EVICT": 2, "KVT_WRITE_IDLE": 3,
+    "KVT_LOOKUP_PROBE": 1,
     "KVT_WAIT_FOR_NOTHING": 0, "KVT_WAIT_FOR_STREAM": 1, "KVT_WAIT_FOR_EVENT": 2,
     "KVT_PLAN_CUT_NONE": 0, "KVT_PLAN_CUT_SERIAL": 1, "KVT_PLAN_CUT_OVERLAP": 2,
     "KVT_PLAN_NO_BLOCKS": 0, "KVT_PLAN_LOAD": 1, "KVT_PLAN_RECOMPUTE": 2, "KVT_PLAN_CUT": 3,
@@ -95,8 +96,8 @@ class kvt_identity(C.Structure):
 
 
 class kvt_lookup_opts(C.Structure):
-    _fields_ = [("struct_size", C.c_size_t), ("min_level", C.c_int), ("reserved", C.c_uint32),
-                ("shards", C.c_uint32), ("reserved2", C.c_uint32)]
+    _fields_ = [("struct_size", C.c_size_t), ("min_level", C.c_int), ("flags", C.c_uint32),
+                ("shards", C.c_uint32), ("prompt_tokens", C.c_uint32)]
 
 
 class kvt_group_chain(C.Structure):

@@ -290,12 +290,15 @@ class Namespace(_Child):
         """Bytes of one stored record, header and padding included."""
         return self._lib.kvt_ns_record_bytes(self.handle, group, Level.parse(level))
 
-    def lookup(self, keys: Keys, min_level: Level | str | None = None, shards: int = 0) -> Lookup:
+    def lookup(self, keys: Keys, min_level: Level | str | None = None, shards: int = 0,
+               probe: bool = False, prompt_tokens: int = 0) -> Lookup:
         """How many leading keys can be loaded, and from where. One round trip to the store.
         shards: ranks that hold a part of each block; the keys name shard 0, and a block is there
-        when the parts of all ranks are. 0, 1: each key as it is."""
+        when the parts of all ranks are. 0, 1: each key as it is. probe: no prompt is about to be
+        computed: not for the options trace and shadow, which prompt_tokens (0: of the keys) is."""
         tiers = (C.c_int * len(keys))()
-        opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), Level.parse(min_level), 0, shards)
+        opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), Level.parse(min_level),
+                                  int(probe), shards, prompt_tokens)
         n = self._lib.kvt_lookup(self.handle, keys.address, len(keys), C.byref(opts), tiers)
         return Lookup(_c.check(n, "lookup"), tiers)
 

@@ -169,8 +169,10 @@ class Llama(_engine.Llama):
         if usable * self._kvt_block < held + self._kvt_block:
             return 0
         keys = Keys.chain(array("I", ids.tobytes()), self._kvt_block, salt=self._kvt_salt)
+        opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), flags=_c.CONSTANTS[
+            "KVT_LOOKUP_PROBE"])  # the restore that follows is the request
         found = self._kvt_cache._lib.kvt_lookup(
-            self._kvt_lib.kvt_llama_ns(self._kvt), keys.address, usable, None, None)
+            self._kvt_lib.kvt_llama_ns(self._kvt), keys.address, usable, C.byref(opts), None)
         return max(0, found) * self._kvt_block
 
     def kvtier_save(self) -> int:

@@ -184,7 +184,7 @@ class Prefixes:
         keys = self.keys(tokens)[:usable_blocks(self.block_tokens, len(tokens))]
         try:
             if len(keys):
-                found = self.ns.lookup(keys, self.min_level)
+                found = self.ns.lookup(keys, self.min_level, prompt_tokens=len(tokens))
                 plan = self.ns.plan(found.tiers, prompt_tokens=len(tokens)) if found.n else None
                 why = plan.reason.name.lower() if plan else "miss"
                 if plan and plan.count:

@@ -128,6 +128,7 @@ def test_a_block_of_several_ranks_is_there_when_all_parts_are(engine):
     keys = chain(2)
     assert engine.ns.lookup(keys).n == 2 and engine.ns.lookup(keys, shards=2).n == 1
     assert engine.ns.lookup(keys, shards=3).n == 0
+    assert engine.ns.lookup(keys, probe=True, prompt_tokens=1000).n == 2
     with pytest.raises(kvtier.KvtierError):
         engine.ns.lookup(keys, shards=257)
 
