@@ -14,6 +14,7 @@
 
 #include "base/checked.h"
 #include "client/client.h"
+#include "kvtier/key.h"
 
 #define LAYERS 4u
 #define HEADS 4u
@@ -357,6 +358,94 @@ static void its_record_is_not_the_shortest(void **state)
     assert_int_equal(rig_stat(&rig, "load.miss"), 0);
 }
 
+/* A record of choices as somebody else may have made it: another version, or no friend. */
+struct forged {
+    uint32_t magic, version, entries;
+    uint8_t configured, level, choices, reserved;
+    uint8_t bounds[64];
+};
+
+/* Put it where the namespace of the rig looks for it. */
+static void forge(const struct forged *forged, uint8_t choices)
+{
+    size_t bytes = 16u << 10;
+    struct kvt_ns *side;
+    struct kvt_pool *pool;
+    struct kvt_req *req;
+    while (bytes < kvt_ns_record_bytes(rig.ns, 0, KVT_LEVEL_INT4))
+        bytes *= 2;
+    uint8_t *page = calloc(1, bytes);
+    assert_non_null(page);
+    memcpy(page, forged, sizeof(*forged));
+    const struct kvt_part part = {.kind = KVT_PART_OPAQUE,
+                                  .dtype = KVT_DTYPE_BYTE,
+                                  .heads = (uint32_t)(bytes / 16384),
+                                  .head_dim = 1024};
+    const struct kvt_layout layout = {
+        .struct_size = sizeof(layout), .block_tokens = 16, .part_count = 1, .parts = &part};
+    const struct kvt_part_place place = {.base = page,
+                                         .stride_block = (int64_t)bytes,
+                                         .stride_head = 1024,
+                                         .stride_token = (int64_t)part.heads * 1024,
+                                         .stride_elem = 1};
+    const struct kvt_pool_desc desc = {.struct_size = sizeof(desc),
+                                       .device = KVT_DEVICE_HOST,
+                                       .block_count = 1,
+                                       .place_count = 1,
+                                       .places = &place};
+    struct kvt_identity identity;
+    kvt_identity_init(&identity);
+    identity.engine = "kvtier";
+    identity.key_scheme = "kvtier-level-maps-v1";
+    identity.model = "level maps of other namespaces";
+    assert_int_equal(kvt_ns_open(rig.cache, &identity, &layout, &side), 0);
+    assert_int_equal(kvt_pool_register(rig.cache, &layout, &desc, &pool), 0);
+    struct kvt_key key = {.hash_len = KVT_NS_BYTES + 3};
+    memcpy(key.hash, kvt_ns_id(rig.ns), KVT_NS_BYTES);
+    key.hash[KVT_NS_BYTES + 2] = choices;
+    uint32_t id = 0;
+    assert_int_equal(kvt_store(side, pool, &key, &id, 1, NULL, &req), 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    assert_int_equal(kvt_req_status(req, NULL)[0], 0);
+    kvt_req_free(req);
+    kvt_pool_unregister(pool);
+    kvt_ns_close(side);
+    free(page);
+}
+
+static void what_makes_no_sense_is_not_adopted(void **state)
+{
+    const struct forged good = {.magic = 0x6d6d766bu,
+                                .version = 1,
+                                .entries = 2 * LAYERS * HEADS,
+                                .configured = KVT_LEVEL_KV4,
+                                .level = KVT_LEVEL_KV8,
+                                .choices = 3};
+    struct forged bad[8];
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(bad); i++)
+        bad[i] = good;
+    bad[1].magic++;
+    bad[2].version = 2;
+    bad[3].entries--;
+    bad[4].configured = KVT_LEVEL_KV5;
+    bad[5].level = KVT_LEVEL_INT4; /* below what is configured */
+    bad[6].level = KVT_LEVEL_RAW + 1;
+    memset(bad[7].bounds, 0xff, sizeof(bad[7].bounds)); /* no such level */
+    for (size_t i = 0; i < KVT_ARRAY_LEN(bad); i++) {
+        start_on_disk("dram=16MiB,threads=1");
+        size_t before = kvt_ns_record_bytes(rig.ns, 0, KVT_LEVEL_KV4);
+        forge(&bad[i], i == 0 || i % 2 ? 3 : 4); /* 4: says that it is number 3 */
+        rig_reopen(&rig);
+        bool adopted = i == 0; /* so the others would have been, too */
+        assert_int_equal(kvt_ns_record_bytes(rig.ns, 0, KVT_LEVEL_KV4) != before, adopted);
+        (void)store(10, 0, KVT_LEVEL_DEFAULT);
+        assert_int_equal(rig_stat(&rig, "store.judged"), adopted ? 0 : CHOICE);
+        rig_free(&rig);
+        memset(&rig, 0, sizeof(rig));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -371,6 +460,7 @@ int main(void)
         cmocka_unit_test_teardown(what_was_chosen_is_remembered, tear_down),
         cmocka_unit_test_teardown(what_is_forgotten, tear_down),
         cmocka_unit_test_teardown(nothing_is_remembered_for_nothing, tear_down),
+        cmocka_unit_test_teardown(what_makes_no_sense_is_not_adopted, tear_down),
         cmocka_unit_test_teardown(its_record_is_not_the_shortest, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
