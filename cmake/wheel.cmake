@@ -1,4 +1,4 @@
-# What the Python wheel carries (pyproject.toml): libkvtier and, where KVT_LLAMA_PREFIX names a
+# What the Python wheel carries (pyproject.toml): libkvtier, kvtierd and, where KVT_LLAMA_PREFIX names a
 # llama.cpp, the adapter for it and that llama.cpp as one shared library. Under the names that the
 # loader looks for, since a wheel has no symbolic links.
 set(KVT_WHEEL_LIB kvtier/lib)
@@ -6,6 +6,13 @@ install(FILES $<TARGET_FILE:kvtier> DESTINATION ${KVT_WHEEL_LIB} RENAME libkvtie
         COMPONENT wheel)
 add_custom_target(kvt_wheel)
 add_dependencies(kvt_wheel kvtier)
+# and the daemon, for engines of several processes: python -m kvtier daemon
+if(NOT TARGET kvtierd) # the other tools are left out (KVT_TOOLS)
+  add_executable(kvtierd tools/kvtierd.c)
+  target_link_libraries(kvtierd PRIVATE kvtier_all)
+endif()
+install(PROGRAMS $<TARGET_FILE:kvtierd> DESTINATION kvtier/bin COMPONENT wheel)
+add_dependencies(kvt_wheel kvtierd)
 
 if(TARGET kvtier_llama)
   set_target_properties(kvtier_llama PROPERTIES BUILD_WITH_INSTALL_RPATH ON)

@@ -103,7 +103,7 @@ run_tests() { # LABEL ENVIRONMENT PYTEST-ARGUMENTS...: one line of summary
 }
 
 # ---- the core, by each Python that is here: the same wheel ----
-core=(test_abi.py test_core.py test_doctor.py test_docs.py)
+core=(test_abi.py test_core.py test_doctor.py test_docs.py test_daemon.py)
 for version in 3.10 3.11 3.12 3.13; do
     interpreter=
     for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python; do

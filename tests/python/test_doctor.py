@@ -34,7 +34,8 @@ def test_a_missing_library_is_exit_1_and_a_sentence():
 
 
 @pytest.mark.parametrize("arguments, code", [((), 2), (("docter",), 2), (("--help",), 0),
-                                             (("doctor", "--nonsense"), 2)])
+                                             (("doctor", "--nonsense"), 2),
+                                             (("daemon", "--nonsense"), 2)])
 def test_usage(arguments, code):
     assert run(*arguments)[0] == code
 
