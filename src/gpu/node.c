@@ -4,8 +4,9 @@
  * context. Threads: any.
  */
 #include <ctype.h>
+#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 
 #include "gpu/driver.h"
 #include "gpu/gpu_internal.h"
@@ -15,6 +16,19 @@ static void lower(char *text)
 {
     for (; *text != '\0'; text++)
         *text = (char)tolower((unsigned char)*text);
+}
+
+/* The number in a file; -1: there is none, or the firmware does not say (the kernel writes -1). */
+static int number_in(const char *path)
+{
+    char text[32] = "";
+    FILE *file = fopen(path, "re");
+    if (file == NULL)
+        return -1;
+    char *line = fgets(text, sizeof(text), file), *end = text;
+    (void)fclose(file);
+    long number = line != NULL ? strtol(text, &end, 10) : -1;
+    return end == text || number < 0 || number > INT16_MAX ? -1 : (int)number;
 }
 
 int kvt_gpu_node(const char *library, int device, const char *sys)
@@ -30,12 +44,7 @@ int kvt_gpu_node(const char *library, int device, const char *sys)
         cuda.device_bus(bus, (int)sizeof(bus) - 1, handle) == KVT_CU_OK && bus[0] != '\0') {
         lower(bus);
         (void)snprintf(path, sizeof(path), "%s/bus/pci/devices/%s/numa_node", sys, bus);
-        FILE *file = fopen(path, "re");
-        if (file != NULL) {
-            if (fscanf(file, "%d", &node) != 1 || node < 0) /* -1: the firmware does not say */
-                node = -1;
-            (void)fclose(file);
-        }
+        node = number_in(path);
     }
     kvt_cuda_unload(&cuda);
     return node;

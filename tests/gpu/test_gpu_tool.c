@@ -56,10 +56,10 @@ static void test_sessions(void **state)
 /* Loads by layers in the bench: one range is a load as a whole, more come first. */
 static void test_bench_layers(void **state)
 {
-    const char *const argv[] = {"kvtier",      "bench",      "gpu",        "--driver",
-                                KVT_FAKE_CUDA, "--blocks",   "16",         "--reps",
-                                "1",           "--geometry", "8b",         "--json",
-                                "--quick",     "--no-gemm",  "--no-cache", NULL};
+    const char *const argv[] = {"kvtier",     "bench",  "gpu",    "--driver", KVT_FAKE_CUDA,
+                                "--blocks",   "16",     "--reps", "1",        "--geometry",
+                                "8b",         "--json", "--ctas", "4",        "--no-gemm",
+                                "--no-cache", NULL};
     size_t i;
     long long before = 0;
     json_t *one, *all;
