@@ -173,12 +173,18 @@ static void loads_stand_in_line(void **state)
     double rest = 8000 - 5120,
            compute = rest * w.prefill_a + rest * (rest + 2 * 5120) * w.prefill_b;
     double disk = 440e6 / 5e9, dram = 440e6 / 25e9;
-    w.engines = 2;
+    double first = dram + 1e-4 + compute;
     fixed_trace(&trace, 3, at, 8000);
     assert_int_equal(replay_sim(&trace, hits, REPLAY_ALWAYS_LOAD, &w, &fair, &out), 0);
+    close_to(out.ttft_s[2], first);
+    close_to(out.ttft_s[0], first + compute);
+    close_to(out.ttft_s[1], first + 2 * compute);
+    replay_outcome_free(&out);
+    w.engines = 3;
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_ALWAYS_LOAD, &w, &fair, &out), 0);
     close_to(out.ttft_s[0], disk + 1e-3 + compute);
-    close_to(out.ttft_s[2], dram + 1e-4 + compute);
-    close_to(out.ttft_s[1], KVT_MAX(2 * disk + 1e-3, dram + 1e-4 + compute) + compute);
+    close_to(out.ttft_s[1], 2 * disk + 1e-3 + compute);
+    close_to(out.ttft_s[2], first);
     assert_int_equal(out.loaded_dram, 10);
     assert_int_equal(out.loaded_disk, 20);
     replay_outcome_free(&out);
