@@ -124,7 +124,7 @@ static int by_seconds(const void *a, const void *b)
 static int measure(struct bench_plan *b, uint32_t length, bool restore, int64_t reps,
                    struct sample *median)
 {
-    struct sample taken[BENCH_PLAN_REPS_MAX];
+    struct sample taken[BENCH_PLAN_REPS_MAX] = {0};
     for (int64_t i = 0; i < reps; i++)
         if (first_token(b, length, restore, &taken[i].seconds, &taken[i].report,
                         &taken[i].restored) != 0)

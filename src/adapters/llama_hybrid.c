@@ -18,7 +18,7 @@
 
 #include "llama_internal.h"
 
-#define FLIGHTS 2u      /* loads asked for at a time: one is decoded while the next is read */
+#define FLIGHTS 4u      /* loads asked for at a time: they go on while a step is computed */
 #define CHUNKS 16u      /* into which what is to be loaded is divided, at most */
 #define CHUNK_BLOCKS 4u /* at least: a request has a price */
 #define STEP_TOKENS 64u /* computed at a time, at least: fewer do not fill the engine */

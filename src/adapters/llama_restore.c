@@ -184,7 +184,7 @@ static long gather(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
 static long restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, size_t n,
                     struct kvt_llama_report *report)
 {
-    struct kvt_plan plan;
+    struct kvt_plan plan = {.struct_size = sizeof(plan)};
     size_t loaded_from;
     int64_t start = kvt_llama_now_ns();
 
