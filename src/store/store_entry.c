@@ -123,7 +123,6 @@ static void older_is_back(struct kvt_store *store, uint32_t entry, unsigned map)
     kvt_entry_set_pinned(store, entry, false); /* counted by the record's length */
     e->older = 0;
     kvt_entry_set_map(store, entry, map);
-    store->counts.older_back++;
     if (!pinned)
         return;
     if (store->pinned_bytes + kvt_entry_bytes(store, entry) <= store->params.pin_bytes_max) {
@@ -155,6 +154,12 @@ void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
         older_is_back(store, entry, older_map);
     count_bytes(store, entry, true);
     parent_settle(store, entry, evicting);
+}
+
+void kvt_entry_lose_slot(struct kvt_store *store, uint32_t entry, bool evicting)
+{
+    store->counts.older_back += kvt_index_at(&store->index, entry)->older;
+    kvt_entry_drop_slot(store, entry, evicting);
 }
 
 bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
@@ -252,7 +257,7 @@ void kvt_slot_settle(struct kvt_store *store, uint32_t slot)
             store->counts.lost_no_dram++;
             kvt_writes_lost(store, slot);
         }
-        kvt_entry_drop_slot(store, entry, false);
+        kvt_entry_lose_slot(store, entry, false);
         kvt_entry_settle(store, entry);
         return;
     }

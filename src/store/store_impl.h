@@ -370,6 +370,8 @@ void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot);
 /* Take the slot out of its entry: freed, or doomed while pinned. An older record on disk is the
  * entry's again. The entry is not settled. */
 void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting);
+/* The same, and an older record that is back is counted: nobody asked for this. */
+void kvt_entry_lose_slot(struct kvt_store *store, uint32_t entry, bool evicting);
 /* The record is at that place now, wherever an older one was. false: the index cannot name it. */
 bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
                         struct kvt_l2_where where);

@@ -22,7 +22,7 @@ static void evict(struct kvt_store *store, uint32_t slot)
     kvt_writes_lost(store, slot);
     if (!kvt_index_at(&store->index, entry)->on_disk) /* nor an older record of it */
         store->counts.evict_dram_lost++;
-    kvt_entry_drop_slot(store, entry, true);
+    kvt_entry_lose_slot(store, entry, true);
     kvt_entry_settle(store, entry);
 }
 

@@ -202,6 +202,7 @@ static void test_purged(void **state)
     assert_int_equal(get(1, 0), 0);
     assert_int_equal(tier(1), KVT_TIER_MISS);
     assert_int_equal(rig_stats(&rig).blocks, 0);
+    assert_int_equal(rig_stats(&rig).older_back, 0); /* it was not: both went */
     rig_crash(&rig);
     ns = rig_ns(&rig, 1, pages);
     assert_int_equal(get(1, 0), 0);
