@@ -13,6 +13,7 @@ total=$((minutes * 60))
 out=build/soak
 export KVT_TEST_SEED=${KVT_TEST_SEED:-$(date +%s)}
 released=(test_sim test_store_power_loss test_store_bit_flips test_kill_ledger test_full_disk
+    test_daemon_kill
     test_store_model test_session_model test_store_crash test_l2_crash)
 sanitized=(test_store_fail_at_n test_alloc_fail test_store_alloc_fail)
 
@@ -85,8 +86,9 @@ lane_of_processors() {
 lane_of_waits() {
     local launch=()
     ! setarch -R true 2>/dev/null || launch=(setarch -R)
-    program build test_kill_ledger 25
-    program build-tsan test_history 30 "${launch[@]}"
+    program build test_kill_ledger 20
+    program build test_daemon_kill 10
+    program build-tsan test_history 25 "${launch[@]}"
     program build test_full_disk 5
     job seeds 10 seeds
     [ $fuzzers = no ] || job fuzz 30 fuzz

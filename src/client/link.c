@@ -117,7 +117,8 @@ static int map_fd(int fd, uint64_t bytes, struct kvt_arena_map *out)
         return -errno;
     *out = (struct kvt_arena_map){
         .map = map, .map_bytes = bytes, .arena = map, .arena_bytes = bytes, .fd = -1};
-    (void)madvise(map, bytes, MADV_DONTFORK);
+    (void)madvise(map, bytes, MADV_DONTFORK); /* a child owns nothing, and keeps nothing alive */
+    (void)madvise(map, bytes, MADV_DONTDUMP);
     return 0;
 }
 

@@ -4,7 +4,7 @@
  * Method: victims are processes of this very program that store, load, look up and pin by random,
  *         and are killed after random times; siblings check every block they get and how long they
  *         wait. Daemons are killed between and during requests: what was flushed is there after
- *         each. The seed is printed (KVT_TEST_SEED); KVT_SOAK=n multiplies the rounds.
+ *         each. The seed is printed (KVT_TEST_SEED); a soak goes on for KVT_SOAK_SECONDS.
  */
 #include "support/rig.h"
 
@@ -26,11 +26,14 @@ enum { BLOCKS = 32, CHAINS = 8, CLIENT_KILLS = 300, DAEMON_KILLS = 100, STALL_MS
 static struct daemon server;
 static struct rig rig;
 
-static unsigned rounds_of(unsigned rounds)
+/* Whether there is another round: that many, and in a soak as long as there is time (each of three
+ * tests gets a third of KVT_SOAK_SECONDS). start_ns: of the test. */
+static bool again(unsigned round, unsigned rounds, int64_t start_ns)
 {
-    const char *soak = getenv("KVT_SOAK");
+    const char *soak = getenv("KVT_SOAK_SECONDS");
+    int64_t seconds = soak ? strtoll(soak, NULL, 10) / 3 : 0;
 
-    return soak ? rounds * (unsigned)strtoul(soak, NULL, 10) : rounds;
+    return round < rounds || rig_now_ns() - start_ns < seconds * INT64_C(1000000000);
 }
 
 static int tear_down(void **state)
@@ -176,8 +179,10 @@ static void nothing_is_left(void)
 static void killed_clients_lose_what_was_theirs_and_nobody_else_anything(void **state)
 {
     const uint64_t seed = rig_seed();
+    const int64_t start_ns = rig_now_ns();
     struct kvt_rng rng;
     struct sibling sibling;
+    unsigned round = 0;
     pid_t pids[2];
 
     (void)state;
@@ -186,7 +191,7 @@ static void killed_clients_lose_what_was_theirs_and_nobody_else_anything(void **
     daemon_start(&server);
     engine_open(&rig, server.config);
     sibling_start(&sibling);
-    for (unsigned round = 0; round < rounds_of(CLIENT_KILLS / 2); round++) {
+    for (; again(round, CLIENT_KILLS / 2, start_ns); round++) {
         for (int i = 0; i < 2; i++)
             pids[i] = victim_start(kvt_rng_next(&rng));
         for (int i = 0; i < 2; i++) {
@@ -203,8 +208,7 @@ static void killed_clients_lose_what_was_theirs_and_nobody_else_anything(void **
     assert_true(sibling.loaded > 0);
     assert_int_equal(rig.warnings, 0);
     print_message("%u clients killed, %llu of them connected; the sibling loaded %llu blocks\n",
-                  2 * rounds_of(CLIENT_KILLS / 2),
-                  (unsigned long long)daemon_stat(&server, "daemon.clients_died"),
+                  2 * round, (unsigned long long)daemon_stat(&server, "daemon.clients_died"),
                   (unsigned long long)sibling.loaded);
 }
 
@@ -221,6 +225,7 @@ static void wait_connected(void)
 
 static void killed_daemons_lose_nothing_that_was_flushed(void **state)
 {
+    const int64_t start_ns = rig_now_ns();
     struct kvt_rng rng;
     uint32_t present = 0;
 
@@ -229,7 +234,7 @@ static void killed_daemons_lose_nothing_that_was_flushed(void **state)
     daemon_init(&server, "--dram 2MiB --disk {store}:64MiB");
     daemon_start(&server);
     engine_open(&rig, server.config);
-    for (unsigned round = 0; round < rounds_of(DAEMON_KILLS); round++) {
+    for (unsigned round = 0; again(round, DAEMON_KILLS, start_ns); round++) {
         uint64_t first = chain_seed(kvt_rng_below(&rng, CHAINS));
         bool flushed = false;
 
@@ -253,6 +258,7 @@ static void killed_daemons_lose_nothing_that_was_flushed(void **state)
 static void a_stopped_client_stalls_nobody(void **state)
 {
     struct kvt_rng rng;
+    const int64_t start_ns = rig_now_ns();
     struct sibling sibling;
     pid_t pids[3];
 
@@ -262,7 +268,7 @@ static void a_stopped_client_stalls_nobody(void **state)
     daemon_start(&server);
     engine_open(&rig, server.config);
     sibling_start(&sibling);
-    for (int round = 0; round < 10; round++) {
+    for (unsigned round = 0; again(round, 10, start_ns); round++) {
         for (int i = 0; i < 3; i++)
             pids[i] = victim_start(kvt_rng_next(&rng));
         usleep(20000 + (useconds_t)kvt_rng_below(&rng, 30000));
