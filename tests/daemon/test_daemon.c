@@ -427,6 +427,18 @@ static void a_stale_socket_is_replaced_a_live_one_never(void **state)
     assert_int_equal(daemon_try(&server), 1);
     assert_true(daemon_said(&server, "is no socket"));
     assert_int_equal(access(server.socket, F_OK), 0);
+
+    assert_int_equal(unlink(server.socket), 0); /* somebody else, who holds no lock of ours */
+    struct sockaddr_un address;
+    assert_int_equal(kvt_sock_address(server.socket, &address), 0);
+    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
+    assert_int_equal(listen(fd, 4), 0);
+    assert_int_equal(stat(server.socket, &before), 0);
+    assert_int_equal(daemon_try(&server), 1);
+    assert_int_equal(stat(server.socket, &after), 0);
+    assert_int_equal(before.st_ino, after.st_ino);
+    close(fd);
 }
 
 /* ---- configuration -------------------------------------------------------------------------- */

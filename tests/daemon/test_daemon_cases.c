@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -132,6 +133,7 @@ static pid_t worker_start(uint64_t seed)
     assert_true(pid >= 0);
     if (pid == 0) {
         snprintf(seed_text, sizeof(seed_text), "%llu", (unsigned long long)seed);
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when a test fails */
         execl("/proc/self/exe", "worker", "--worker", server.config, seed_text, (char *)NULL);
         _exit(127);
     }

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -103,6 +104,7 @@ static pid_t victim_start(uint64_t seed)
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when a test fails */
         execl("/proc/self/exe", "victim", "--victim", server.config, seed_text, (char *)NULL);
         _exit(127);
     }
@@ -287,6 +289,90 @@ static void a_stopped_client_stalls_nobody(void **state)
     nothing_is_left();
 }
 
+/* ---- slots being filled -----------------------------------------------------------------------
+ */
+
+static void send_and_wait(struct kvt_channel *channel, const void *msg, uint32_t bytes,
+                          struct kvt_msg *reply)
+{
+    void *frame = kvt_ring_reserve(&channel->requests, bytes);
+    const void *got;
+
+    memcpy(frame, msg, bytes);
+    kvt_ring_push(&channel->requests, bytes);
+    for (int i = 0; i < 4000; i++) {
+        int n = kvt_ring_peek(&channel->replies, &got);
+
+        if (n >= (int)sizeof(*reply)) {
+            memcpy(reply, got, sizeof(*reply));
+            kvt_ring_pop(&channel->replies);
+            return;
+        }
+        usleep(500);
+    }
+    _exit(5);
+}
+
+/* A client that holds a slot to fill it, closes its socket without a word, and lives on. */
+static int leaver(const char *socket)
+{
+    struct kvt_msg_ns_open open = {
+        .msg = {.bytes = sizeof(open), .op = KVT_OP_NS_OPEN, .cookie = 1},
+        .id = {9},
+        .block_tokens = 16};
+    struct {
+        struct kvt_msg_alloc head;
+        struct kvt_msg_key key;
+    } alloc = {
+        .head = {.msg = {.bytes = sizeof(alloc), .op = KVT_OP_ALLOC, .cookie = 2, .count = 1},
+                 .map = 2,
+                 .block_tokens = 16},
+        .key = {.hash = {1}, .hash_len = 8}};
+    struct kvt_channel channel = {0};
+    struct kvt_link link;
+    struct kvt_msg reply;
+    char text[512];
+
+    for (int map = 1; map <= 6; map++)
+        open.record_bytes[map] = 8192;
+    kvt_link_init(&link, socket);
+    if (kvt_link_dial(&link, text, sizeof(text)) != 0 ||
+        kvt_channel_attach(&channel, &link.wire) != 0)
+        return 3;
+    send_and_wait(&channel, &open, sizeof(open), &reply);
+    alloc.head.msg.ns = reply.ns;
+    send_and_wait(&channel, &alloc, sizeof(alloc), &reply);
+    if (reply.status != 0)
+        return 4;
+    close(link.sock);
+    for (;;)
+        pause();
+}
+
+static void a_slot_is_taken_back_when_nobody_can_write_to_it_any_more(void **state)
+{
+    pid_t pid;
+
+    (void)state;
+    daemon_init(&server, "--dram 4MiB");
+    daemon_start(&server);
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* also when a test fails */
+        execl("/proc/self/exe", "leaver", "--leaver", server.socket, "0", (char *)NULL);
+        _exit(127);
+    }
+    daemon_wait_stat(&server, "dram.pins", 1, 4000);
+    for (int i = 0; i < 30; i++) { /* its socket has ended, and it could still write */
+        rig_sleep_ms(100);
+        assert_int_equal(daemon_stat(&server, "dram.pins"), 1);
+    }
+    victim_kill(pid);
+    daemon_wait_stat(&server, "dram.pins", 0, 2000);
+    daemon_wait_stat(&server, "daemon.clients", 0, 2000);
+}
+
 /* ---- nonsense -------------------------------------------------------------------------------- */
 
 static void scribble(struct kvt_channel *channel, const struct kvt_link *link, int how,
@@ -397,10 +483,14 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(a_stopped_client_stalls_nobody, tear_down),
         cmocka_unit_test_teardown(a_client_that_writes_nonsense_is_disconnected_and_nobody_notices,
                                   tear_down),
+        cmocka_unit_test_teardown(a_slot_is_taken_back_when_nobody_can_write_to_it_any_more,
+                                  tear_down),
         cmocka_unit_test_teardown(damage_in_shared_memory_is_a_miss, tear_down),
     };
 
     if (argc == 4 && strcmp(argv[1], "--victim") == 0)
         return victim(argv[2], strtoull(argv[3], NULL, 10));
+    if (argc == 4 && strcmp(argv[1], "--leaver") == 0)
+        return leaver(argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
