@@ -53,7 +53,8 @@ static void hello_make(struct kvt_hello *hello, uint32_t kind)
                                 .record = KVT_RECORD_VERSION,
                                 .kind = kind,
                                 .ring_bytes = RING_BYTES,
-                                .pid = (uint32_t)getpid()};
+                                .pid = (uint32_t)getpid(),
+                                .stats = KVT_STORE_STAT_COUNT};
     (void)snprintf(hello->version, sizeof(hello->version), "%s", kvt_version());
     program_name(hello->name, sizeof(hello->name));
 }

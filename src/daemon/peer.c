@@ -191,13 +191,14 @@ static void greet(struct kvt_server *server, struct kvt_peer *peer, struct kvt_h
     name_keep(peer, hello);
     hello->version[sizeof(hello->version) - 1] = '\0';
     if (hello->handshake != KVT_HANDSHAKE_VERSION || hello->proto != KVT_PROTO_VERSION ||
-        hello->record != KVT_RECORD_VERSION) {
+        hello->record != KVT_RECORD_VERSION || hello->stats != KVT_STORE_STAT_COUNT) {
         server->stats.refused_version++;
         refuse(server, peer, KVT_E_VERSION,
-               "the program (kvtier %.31s) speaks handshake %u, protocol %u, records %u; the "
-               "kvtierd (%s) speaks %u, %u, %u: run the same version of both",
-               hello->version, hello->handshake, hello->proto, hello->record, kvt_version(),
-               KVT_HANDSHAKE_VERSION, KVT_PROTO_VERSION, KVT_RECORD_VERSION);
+               "the program (kvtier %.31s) speaks handshake %u, protocol %u, records %u, %u "
+               "numbers; the kvtierd (%s) speaks %u, %u, %u, %u: run the same version of both",
+               hello->version, hello->handshake, hello->proto, hello->record, hello->stats,
+               kvt_version(), KVT_HANDSHAKE_VERSION, KVT_PROTO_VERSION, KVT_RECORD_VERSION,
+               (unsigned)KVT_STORE_STAT_COUNT);
         return;
     }
     if (hello->kind == KVT_HELLO_ENGINE) {

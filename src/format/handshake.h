@@ -37,8 +37,8 @@ struct kvt_hello { /* also BYE */
     uint32_t record;    /* version of the record format */
     uint32_t kind;      /* enum kvt_hello_kind */
     uint32_t ring_bytes;
-    uint32_t pid; /* for people: what counts is what the kernel says */
-    uint32_t reserved;
+    uint32_t pid;     /* for people: what counts is what the kernel says */
+    uint32_t stats;   /* values of STAT that it knows: they have no version of their own */
     char version[32]; /* of the library, for people */
     char name[48];    /* of the program, for people; printable, zero-terminated */
 };

@@ -17,6 +17,7 @@
 #include "base/sock.h"
 #include "format/handshake.h"
 #include "format/message.h"
+#include "store/counters.h"
 #include "support/rig.h"
 
 #define READY_MS 20000
@@ -209,6 +210,7 @@ static char *stat_text(const struct daemon *daemon)
                               .handshake = KVT_HANDSHAKE_VERSION,
                               .proto = KVT_PROTO_VERSION,
                               .record = KVT_RECORD_VERSION,
+                              .stats = KVT_STORE_STAT_COUNT,
                               .kind = KVT_HELLO_CONTROL};
     struct kvt_welcome welcome;
     char *text = calloc(1, 1 << 20);
