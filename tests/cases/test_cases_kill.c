@@ -19,6 +19,7 @@
 
 #include "base/checked.h"
 #include "base/rng.h"
+#include "support/tally.h"
 
 #define BLOCKS 1000u
 #define CHAIN 8u
@@ -41,6 +42,14 @@ static const char *const policies[] = {"through", "evict", "idle"};
 static const char *const backends[] = {"posix", "auto"};
 
 static struct rig rig;
+static uint64_t tried, passed;
+
+static int tell(void **state)
+{
+    (void)state;
+    tally_print("kill9", tried, tried - passed);
+    return 0;
+}
 
 static int tear_down(void **state)
 {
@@ -176,6 +185,7 @@ static void test_c01_killed_at_random_moments(void **state)
         rig_dir_make(dir, sizeof(dir));
         make_rig(dir, config);
         for (uint64_t kills = 0; kills < last; kills++) {
+            tried++;
             flushed[kills] = run_and_kill(config, 1 + kills * BLOCKS, &rng);
             rig_open(&rig);
             for (uint64_t run = 0; run <= kills; run++) {
@@ -187,6 +197,7 @@ static void test_c01_killed_at_random_moments(void **state)
             midst += flushed[kills] < BLOCKS;
             assert_int_equal(rig_stat(&rig, "verify.checksum_fail"), 0);
             rig_close(&rig);
+            passed++;
         }
         (void)tear_down(NULL);
     }
@@ -205,5 +216,5 @@ int main(int argc, char *argv[])
 
     if (argc == 5)
         child(argv[1], argv[2], strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, NULL, tell);
 }
