@@ -1,5 +1,6 @@
 #!/bin/bash
-# The long forms of the tests that try to break the store: soak.sh [MINUTES] (30), builds not counted.
+# The long forms of the tests that try to break the store: soak.sh [MINUTES [NAME...]] (30, all of
+# them), builds not counted.
 # Two lanes at a time, each a list of programs that get a share of the time (KVT_SOAK_SECONDS) and a
 # fresh seed, which their logs in build/soak tell. A program that cannot stop in time (a scenario of
 # fail at N, the planted bug under way) runs to its end; fail at N takes every N from 60 minutes on.
@@ -9,27 +10,33 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 minutes=${1:-30}
+[ $# -eq 0 ] || shift
+only=" $* "
 total=$((minutes * 60))
 out=build/soak
 export KVT_TEST_SEED=${KVT_TEST_SEED:-$(date +%s)}
-released=(test_sim test_store_power_loss test_store_bit_flips test_kill_ledger test_full_disk
+released=(test_sim test_power_loss test_bit_flips test_kill_ledger test_full_disk
     test_daemon_kill
     test_store_model test_session_model test_store_crash test_l2_crash)
-sanitized=(test_store_fail_at_n test_alloc_fail test_store_alloc_fail)
+sanitized=(test_store_fail_at_n test_alloc_fail test_alloc_fail_flows)
 
-there() { # of the programs named, those that this tree has
+wanted() { # wanted NAME: no names were given, or this one was
+    [ "$only" = "  " ] || [[ $only == *" $1 "* ]]
+}
+there() { # of the programs named, those that are wanted and that this tree has
     local name
     for name in "$@"; do
+        wanted "$name" || wanted seeds || continue
         [ -z "$(find tests -name "$name.c")" ] || echo "$name"
     done
 }
 mapfile -t released < <(there "${released[@]}")
 mapfile -t sanitized < <(there "${sanitized[@]}")
-scripts/build.sh release "${released[@]}" || exit 1
-scripts/build.sh asan "${sanitized[@]}" || exit 1
-scripts/build.sh tsan test_history || exit 1
+[ ${#released[@]} = 0 ] || scripts/build.sh release "${released[@]}" || exit 1
+[ ${#sanitized[@]} = 0 ] || scripts/build.sh asan "${sanitized[@]}" || exit 1
+! wanted test_history || scripts/build.sh tsan test_history || exit 1
 fuzzers=no
-if command -v clang >/dev/null; then
+if wanted fuzz && command -v clang >/dev/null; then
     scripts/build.sh fuzz fuzzers || exit 1
     fuzzers=yes
 fi
@@ -40,6 +47,7 @@ rm -rf "${out:?}"/*
 job() {
     local name=$1 seconds=$((total * $2 / 100)) start=$SECONDS
     shift 2
+    wanted "$name" || return 0
     if KVT_SOAK_SECONDS=$seconds "$@" >"$out/$name.log" 2>&1; then
         echo "soak: $name: $((SECONDS - start)) s"
     else
@@ -76,9 +84,9 @@ lane_of_processors() {
     local every=()
     [ "$minutes" -lt 60 ] || every=(env KVT_FAIL_AT_STEP=1)
     program build test_sim 30
-    program build test_store_power_loss 15
-    program build test_store_bit_flips 5
-    program build-asan test_store_alloc_fail 5
+    program build test_power_loss 15
+    program build test_bit_flips 5
+    program build-asan test_alloc_fail_flows 5
     program build-asan test_alloc_fail 5
     program build-asan test_store_fail_at_n 15 "${every[@]}"
     job planted 25 planted
@@ -97,6 +105,6 @@ echo "soak: $minutes minutes, seed $KVT_TEST_SEED"
 lane_of_processors &
 lane_of_waits
 wait
-[ $fuzzers = yes ] || echo "soak: no clang: fuzzers left out"
+[ $fuzzers = yes ] || ! wanted fuzz || echo "soak: no clang: fuzzers left out"
 scripts/tally.py "$out"/*.log
 [ ! -e "$out/failures" ]
