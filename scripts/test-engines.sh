@@ -5,7 +5,7 @@
 #   test-engines.sh [PYTEST-ARGUMENTS]
 # KVTIER_CACHE_DIR: where environments and models are kept (scripts/cache.sh). What cannot be installed
 # here (no network, no pip, no such platform) is skipped and said, unless KVT_REQUIRE names it
-# (transformers,llama-cpp-python,model); a failing test always fails.
+# (transformers,llama-cpp-python,model,vllm); a failing test always fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/cache.sh
@@ -50,12 +50,15 @@ pip_install() { # into $env
 }
 
 fill_build() { pip_install "scikit-build-core>=0.10,<2" "pytest>=7"; }
-fill_engines() {
-    pip_install --no-compile --no-deps -r tests/python/engines.lock || return 1
-    # Where PyTorch's CUDA libraries are not all here: empty ones, which a CPU never calls.
+fill_torch() { # LOCK: its packages; where PyTorch's CUDA libraries are not all here, empty ones
+    pip_install --no-compile --no-deps -r "$1" || return 1
     if ! "$env/bin/python" -c 'import torch' 2>>"$work"; then
         "$python" tests/python/cuda_stubs.py "$(echo "$env"/lib/python3*/site-packages)" >>"$work" 2>&1 || true
     fi
+}
+fill_vllm() { fill_torch tests/python/vllm.lock; }
+fill_engines() {
+    fill_torch tests/python/engines.lock || return 1
     # llama-cpp-python without its library, which takes minutes: the wheel of kvtier carries one.
     local source tmp
     source=$(scripts/fetch-llama.sh) || return 1
@@ -135,5 +138,11 @@ if environment engines "$python" fill_engines tests/python/engines.lock tests/py
 else
     note "SKIPPED the engines: they cannot be installed here: $(tail -n 1 "$work")"
     case ${KVT_REQUIRE:-} in *transformers* | *llama*) failed=1 ;; esac
+fi
+if environment vllm "$python" fill_vllm tests/python/vllm.lock tests/python/cuda_stubs.py; then
+    run_tests "vLLM" "$env" test_vllm.py "$@"
+else
+    note "SKIPPED vLLM: it cannot be installed here: $(tail -n 1 "$work")"
+    case ${KVT_REQUIRE:-} in *vllm*) failed=1 ;; esac
 fi
 finish
