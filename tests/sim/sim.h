@@ -5,7 +5,8 @@
  * a seed that finds something finds it again; the hash over the log of events says whether two runs
  * were the same.
  *
- *   test_sim.c     seeds, repetition, the sum
+ *   test_sim.c, test_power_loss.c  what a seed does
+ *   sim_seeds.c    seeds, repetition, the sum
  *   sim_world.c    drives, store, time; lives and how they end
  *   sim_client.c   what clients send, what comes back
  *   sim_oracle.c   what may and what must be seen
@@ -136,6 +137,28 @@ struct sim {
 };
 
 extern const uint8_t sim_maps[3];
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SIM_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SIM_SANITIZED 1
+#endif
+#endif
+#ifndef SIM_SANITIZED
+#define SIM_SANITIZED 0
+#endif
+
+/* sim_seeds.c */
+struct sim_run {
+    const char *practice; /* of support/practice.h */
+    uint64_t seeds;       /* KVT_SIM_SEEDS says otherwise */
+    uint64_t repeated;    /* of them run twice */
+    void (*one)(struct sim *sim);
+};
+/* All seeds; what main() returns. */
+int sim_run(const struct sim_run *run);
+uint64_t sim_number(const char *name, uint64_t otherwise); /* of the environment */
 
 /* sim_world.c */
 /* Say what is wrong, with the seed, and end the process. */
