@@ -8,69 +8,16 @@
  * from the start of an attempt on fails, once or from then on, for N = 1, 2, ... until an attempt
  * passes untouched. What OpenSSL and the C library take for themselves is not counted. */
 #include <errno.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "support/store_help.h"
 
+#include "support/alloc_fail.h"
+#include "support/practice.h"
 #include "support/small_store.h"
 
-static atomic_long countdown; /* allocations until it fails; 0 and less: see sticky */
-static atomic_int armed, sticky, failed_once;
-
-static int fails(void)
-{
-    long left;
-
-    if (!atomic_load_explicit(&armed, memory_order_relaxed))
-        return 0;
-    left = atomic_fetch_sub_explicit(&countdown, 1, memory_order_relaxed);
-    if (left > 1 || (left < 1 && !atomic_load_explicit(&sticky, memory_order_relaxed)))
-        return 0;
-    atomic_store_explicit(&failed_once, 1, memory_order_relaxed);
-    errno = ENOMEM;
-    return 1;
-}
-
-void *__real_malloc(size_t bytes);
-void *__real_calloc(size_t count, size_t bytes);
-void *__real_realloc(void *old, size_t bytes);
-void *__real_aligned_alloc(size_t align, size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__wrap_realloc(void *old, size_t bytes);
-void *__wrap_aligned_alloc(size_t align, size_t bytes);
-char *__wrap_strdup(const char *text);
-
-void *__wrap_malloc(size_t bytes)
-{
-    return fails() ? NULL : __real_malloc(bytes);
-}
-
-void *__wrap_calloc(size_t count, size_t bytes)
-{
-    return fails() ? NULL : __real_calloc(count, bytes);
-}
-
-void *__wrap_realloc(void *old, size_t bytes)
-{
-    return fails() ? NULL : __real_realloc(old, bytes);
-}
-
-void *__wrap_aligned_alloc(size_t align, size_t bytes)
-{
-    return fails() ? NULL : __real_aligned_alloc(align, bytes);
-}
-
-char *__wrap_strdup(const char *text)
-{
-    size_t bytes = strlen(text) + 1;
-    char *copy = fails() ? NULL : __real_malloc(bytes);
-
-    return copy ? memcpy(copy, text, bytes) : NULL;
-}
-
 static uint16_t pages[4][16][64];
+static int failed_once;
 
 /* All of it, giving up at the first error. 0, or the error. */
 static int attempt(const char *dir)
@@ -116,7 +63,8 @@ static int attempt(const char *dir)
         rc = kvt_session_mgr_open(ns, pool, &opts, &mgr);
     if (!rc)
         rc = kvt_session_open(mgr, "salt", 4, &session);
-    atomic_store(&armed, 0); /* closing is not asked to do without */
+    failed_once =
+        alloc_fail_disarm(); /* closing is not asked to do without: test_alloc_fail_flows */
     if (mgr)
         kvt_session_mgr_close(mgr);
     if (pool)
@@ -137,17 +85,14 @@ static void every_allocation(struct small_store *store, int from_then_on)
         int rc;
 
         assert_true(n < 5000);
-        atomic_store(&countdown, n);
-        atomic_store(&sticky, from_then_on);
-        atomic_store(&failed_once, 0);
-        atomic_store(&armed, 1);
+        alloc_fail_arm(n, from_then_on);
         rc = attempt(store->dir);
-        assert_int_equal(atomic_load(&armed), 0);
-        if (!atomic_load(&failed_once)) {
+        if (!failed_once) {
             assert_int_equal(rc, 0);
             return;
         }
         tried++;
+        practice_add(1, 0);
         refused += rc != 0;
         assert_true(rc <= 0);
         if (n % 16 == 0) { /* with memory again: all is there */
@@ -172,8 +117,6 @@ static void test_every_allocation_of_an_open(void **state)
     small_store_open(&store);
     assert_int_equal(small_store_get(&store, 0, 40), 40);
     small_store_done(&store);
-    printf("{\"alloc_fail\": {\"tried\": %llu, \"failed\": 0}, \"refused\": %llu}\n",
-           (unsigned long long)tried, (unsigned long long)refused);
     assert_true(tried >= 50 && refused >= 40);
 }
 
@@ -183,5 +126,6 @@ int main(void)
         cmocka_unit_test(test_every_allocation_of_an_open),
     };
 
+    practice_begin("alloc_fail");
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

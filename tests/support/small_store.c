@@ -29,7 +29,7 @@ void small_store_init(struct small_store *store)
     snprintf(store->dir, sizeof(store->dir), "%s/root", store->base);
 }
 
-static void remove_files(const char *path)
+void small_store_remove(const char *path)
 {
     DIR *dir = opendir(path);
     struct dirent *entry;
@@ -45,8 +45,8 @@ static void remove_files(const char *path)
 void small_store_done(struct small_store *store)
 {
     small_store_close(store);
-    remove_files(store->dir);
-    remove_files(store->base);
+    small_store_remove(store->dir);
+    small_store_remove(store->base);
 }
 
 void small_store_open(struct small_store *store)

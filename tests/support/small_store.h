@@ -19,6 +19,7 @@ struct small_store {
 
 void small_store_init(struct small_store *store); /* a directory, nothing in it */
 void small_store_done(struct small_store *store); /* closes, removes the directory */
+void small_store_remove(const char *path);        /* a directory of files, if it is there */
 void small_store_open(struct small_store *store);
 void small_store_close(struct small_store *store);
 /* Store the first n blocks of namespace i (0, 1), exact or at the default level, and flush. */
