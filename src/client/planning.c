@@ -3,7 +3,7 @@
  * A load is an observation of one tier when it is whole, or was cut off by its deadline (a drive
  * that is too slow must be noticed by just these): the slowest tier that it used, less what the
  * faster one is expected to have taken. One that brought nothing in time is taken for all it asked
- * for: it took that long at least, and each further one doubles what is believed. Loads that waited
+ * for, in twice the time. Loads that waited
  * for a GPU stream, were cancelled or met misses tell nothing. The store does not say which root a
  * block came from: all are one tier.
  *
@@ -20,7 +20,8 @@
 #define DISK_LATENCY_S 0.001
 #define DRAM_LATENCY_S 0.0001
 #define KEPT_CLASS 1u /* of sizes: 1 to 16 MiB, as most loads are */
-#define RECENT 0.2    /* weight of the newest load in the running means */
+#define LATE_FACTOR 2.0
+#define RECENT 0.2 /* weight of the newest load in the running means */
 
 void kvt_planning_init(struct kvt_cache *cache)
 {
@@ -150,9 +151,12 @@ void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req)
         seconds -= KVT_MIN(took, seconds / 2);
         from_disk = bytes - dram;
     }
-    /* Nothing of it came in time: all that was asked for took that long at least. */
-    if (late && report->blocks_disk == 0)
+    /* Nothing of it came in time: all that was asked for would have taken that long at least, and
+     * as likely more than twice as long as less. */
+    if (late && report->blocks_disk == 0) {
         from_disk = (double)req->guess_bytes * (double)(req->n - report->blocks_ok);
+        seconds *= LATE_FACTOR;
+    }
     double queued = planning->share[tier] * (double)req->queued_bytes;
     /* refused observations are counted by the model */
     int rc =

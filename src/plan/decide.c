@@ -246,10 +246,15 @@ static bool probe(const struct search *search, struct candidate *best, double re
     double share = kvt_tier_refused(search->models->tiers[tier]);
     double blocks =
         blocks_within(search, tier, share * recompute, search->start[run + 1] - best->to);
+    /* What is believed of a tier may say that not even one block fits (loads of one size look like
+     * latency): it would never be measured again. The deadline bounds what that costs. */
+    if (blocks < 1 && share > KVT_PROBE_SHARE)
+        blocks = 1;
     if (blocks < 1 || query->queued[tier] > 0)
         return false;
     double load = best->load + search->latency[tier];
     load += search->per_byte[tier] * blocks * query->block_bytes;
+    load = fmin(load, fmax(best->load, LATE_SHARE * recompute)); /* it is cut off then */
     *best = price(search, best->from, best->to + blocks, load);
     kvt_tier_used(search->models->tiers[tier]);
     return true;
@@ -293,7 +298,7 @@ static double deadline_of(const struct kvt_plan *plan)
     if (plan->count == 0)
         return 0;
     if (plan->reason == KVT_PLAN_PROBE)
-        return twice + LATE_SHARE_PROBE * plan->recompute_s + LATE_SLACK_S;
+        return fmin(twice + LATE_SHARE_PROBE * plan->recompute_s, half) + LATE_SLACK_S;
     double most = fmax(plan->recompute_s, 1.25 * plan->load_s);
     return fmax(half, fmin(twice, most)) + LATE_SLACK_S;
 }

@@ -9,7 +9,6 @@
 
 #define SECONDS_MAX 86400.0
 #define BYTES_MAX (UINT64_C(1) << 50)
-#define PROBE_SHARE 0.04 /* of the recompute time */
 #define PROBE_SHARE_WAKING 0.15
 #define PROBE_SHARE_OVERDUE 0.5
 #define STREAK 6u
@@ -99,7 +98,7 @@ double kvt_tier_refused(struct kvt_tier_model *model)
         return PROBE_SHARE_OVERDUE;
     if (model->waking)
         return PROBE_SHARE_WAKING;
-    return model->left_aside >= KVT_PROBE_EVERY ? PROBE_SHARE : 0;
+    return model->left_aside >= KVT_PROBE_EVERY ? KVT_PROBE_SHARE : 0;
 }
 
 void kvt_tier_used(struct kvt_tier_model *model)

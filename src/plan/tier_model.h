@@ -14,6 +14,7 @@
 
 #include "plan/fit.h"
 
+#define KVT_PROBE_SHARE 0.04  /* of the recompute time, that a probe may take; more when overdue */
 #define KVT_PROBE_EVERY 8u    /* plans that leave a tier aside, until one probes it */
 #define KVT_PROBE_OVERDUE 64u /* until one probes it that pays more for that */
 

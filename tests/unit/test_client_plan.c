@@ -13,6 +13,7 @@
 
 #include "base/checked.h"
 #include "client/client.h"
+#include "slow_io.h"
 
 #define N 32u
 
@@ -253,6 +254,82 @@ static void any_thread_may_ask(void **state)
     rig_free(&rig);
 }
 
+/* ---- a drive that collapses ---------------------------------------------------------------- */
+
+static struct kvt_slow_speed speed;
+
+static void slow_drive(struct kvt_config *config)
+{
+    config->settings.io_wrap = kvt_slow_io_new;
+    config->settings.io_wrap_arg = &speed;
+}
+
+/* One prompt as an engine has it: what pays is loaded, within the plan's deadline. Returns whether
+ * anything was. */
+static bool prompt(int *reason)
+{
+    struct kvt_plan_query q = query();
+    struct kvt_plan plan = ask(&q);
+    struct kvt_load_opts opts = {.struct_size = sizeof(opts),
+                                 .deadline_ns = (int64_t)(plan.deadline_s * 1e9) + 1};
+    struct kvt_key keys[N];
+    uint32_t ids[N];
+    struct kvt_req *req;
+    *reason = plan.reason;
+    if (plan.count == 0)
+        return false;
+    for (uint32_t i = 0; i < N; i++) {
+        keys[i] = rig_key(1 + i);
+        ids[i] = i;
+    }
+    assert_int_equal(kvt_load(rig.ns, rig.pool, &keys[plan.first], ids, plan.count, &opts, &req),
+                     0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    kvt_req_free(req);
+    return true;
+}
+
+/* Loads until prompts are all loaded (or are not); -1: not within `most`. */
+static int loads_until(bool load, int most)
+{
+    int loads = 0, reason = 0;
+    for (int prompts = 0; prompts < 4000 && loads <= most; prompts++) {
+        loads += prompt(&reason);
+        if ((reason == KVT_PLAN_LOAD) == load)
+            return loads;
+    }
+    return -1;
+}
+
+/* 20 times slower in the middle of work: new prompts are planned by that within 20 loads; and back.
+ */
+static void a_collapse_is_noticed_and_so_is_recovery(void **state)
+{
+    (void)state;
+    open_rig("dram=0,staging=4MiB,level=raw", "64MiB");
+    assert_int_equal(rig_store(&rig, 1, N, 0, NULL), N);
+    assert_int_equal(kvt_flush(rig.cache), 0);
+    rig.tweak = slow_drive;
+    atomic_store(&speed.bytes_per_s, 2u << 20); /* 0.19 s for all of it */
+    rig_reopen(&rig);
+    for (uint32_t i = 0; i < N; i++)
+        tiers[i] = KVT_TIER_DISK;
+    tell(2000); /* 1.02 s to compute it */
+    int reason = 0;
+    for (int i = 0; i < 10; i++)
+        (void)prompt(&reason);
+    assert_int_equal(reason, KVT_PLAN_LOAD);
+    atomic_store(&speed.bytes_per_s, (2u << 20) / 20); /* 3.75 s */
+    int down = loads_until(false, 20);
+    atomic_store(&speed.bytes_per_s, 2u << 20);
+    int up = loads_until(true, 20);
+    printf("a drive 20 times slower is planned by after %d loads, its recovery after %d\n", down,
+           up);
+    assert_true(down > 0 && up >= 0);
+    atomic_store(&speed.bytes_per_s, 0);
+    rig_free(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -264,6 +341,7 @@ int main(void)
         cmocka_unit_test(a_busy_gpu_counts_as_configured),
         cmocka_unit_test(nonsense_is_refused_and_counted),
         cmocka_unit_test(any_thread_may_ask),
+        cmocka_unit_test(a_collapse_is_noticed_and_so_is_recovery),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
