@@ -146,6 +146,11 @@ void kvt_l2_unhold(struct kvt_l2 *l2, struct kvt_l2_where where);
 int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint32_t count,
                    void (*done)(void *ctx, int status), void *ctx);
 
+/* The lowest value of the items of purges that are in progress, for the next kvt_l2_journal():
+ * blocks that they purge may still be appended, so their items are kept even when nothing on disk
+ * is that old. 0: of none but those that are journaled. */
+void kvt_l2_purging(struct kvt_l2 *l2, uint64_t from);
+
 /* Overwrite the bytes of a purged record (punch or zeros), best effort, in the background. */
 void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages);
 /* Nothing is erased while anybody holds: what is queued waits for the journal page that explains

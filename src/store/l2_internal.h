@@ -237,6 +237,8 @@ enum kvt_l2_journal_step {
 struct kvt_l2_journal {
     struct kvt_l2_op op;
     struct kvt_journal_item *items; /* all that may still matter, in memory */
+    uint64_t purging;   /* the lowest value of purges in progress (kvt_l2_purging()); 0: none */
+    uint64_t keep_from; /* items of this value and above stay, whatever is on disk; 0: as it is */
     uint32_t count, capacity;
     int file;       /* -1: none */
     uint64_t epoch; /* of the file */

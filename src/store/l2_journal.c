@@ -93,8 +93,11 @@ static int compose(struct kvt_l2 *l2, uint64_t epoch)
     static const struct kvt_journal_item nothing = {.kind = KVT_JOURNAL_PURGE_ALL};
     struct kvt_l2_journal *journal = &l2->journal;
     uint32_t before, max = journal->pages_max * KVT_JOURNAL_ITEMS_MAX;
+    uint64_t min = min_live(l2);
 
-    kvt_l2_purge_merge(journal, min_live(l2));
+    if (journal->keep_from) /* what they purge may still be on its way to the log */
+        min = KVT_MIN(min, journal->keep_from - 1);
+    kvt_l2_purge_merge(journal, min);
     before = journal->count;
     kvt_l2_purge_coarsen(journal, max / 2); /* room for appends before the next rewrite */
     if (journal->count != before)
@@ -280,8 +283,11 @@ int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint
         return rc;
     memcpy(journal->items + journal->count, items, count * sizeof *items);
     journal->count += count;
-    for (uint32_t i = 0; i < count; i++)
+    journal->keep_from = journal->purging ? journal->purging : UINT64_MAX;
+    for (uint32_t i = 0; i < count; i++) {
         kvt_l2_reserve_sequence(l2, items[i].value);
+        journal->keep_from = KVT_MIN(journal->keep_from, KVT_MAX(items[i].value, UINT64_C(1)));
+    }
     if (!journal->epoch || journal->broken ||
         journal->pages + pages_for(count) > journal->pages_max)
         rc = start_rewrite(l2);
@@ -297,6 +303,11 @@ int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint
     journal->ctx = ctx;
     journal->status = 0;
     return 0;
+}
+
+void kvt_l2_purging(struct kvt_l2 *l2, uint64_t from)
+{
+    l2->journal.purging = from;
 }
 
 void kvt_l2_journal_pump(struct kvt_l2 *l2)

@@ -275,6 +275,17 @@ static bool walk(struct kvt_store *store, struct kvt_store_purge *purge)
     return true;
 }
 
+/* The lowest sequence that a purge in progress has for its bound. */
+static uint64_t lowest_value(const struct kvt_store *store)
+{
+    uint64_t lowest = UINT64_MAX;
+
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
+        if (store->purges[i].used && store->purges[i].count)
+            lowest = KVT_MIN(lowest, store->purges[i].items[0].value);
+    return lowest;
+}
+
 static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
 {
     bool all = true;
@@ -292,6 +303,7 @@ static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
         if (purge->going[root])
             continue;
         purge->going[root] = 1;
+        kvt_l2_purging(store->disks[root].l2, lowest_value(store));
         err = kvt_l2_journal(store->disks[root].l2, purge->items, purge->count, journal_done,
                              &purge->self[root]);
         if (err == -EAGAIN)

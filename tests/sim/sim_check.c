@@ -203,13 +203,20 @@ void sim_check_recovery(struct sim *sim, enum power_loss loss)
         memset(sim->blocks, 0, sizeof sim->blocks);
         return;
     }
-    sim_die(sim, sim_roll(sim, 2) ? POWER_KEEPS : POWER_DROPS);
+    loss =
+        sim_roll(sim, 2) ? POWER_KEEPS : POWER_DROPS; /* what is not durable yet may go with it */
+    sim_die(sim, loss);
     open_again(sim);
     tell_segments(sim);
     sim_check_store(sim);
     sim_settle(sim);
     look_at_all(sim, &second);
-    if (!sim->lied && memcmp(&first.tier, &second.tier, sizeof first.tier))
+    for (uint32_t ns = 0; ns < SIM_NS; ns++)
+        for (uint32_t i = 0; i < SIM_BLOCKS; i++)
+            if (must[ns][i] && second.tier[ns][i] == KVT_TIER_MISS)
+                sim_fail(sim, "a second recovery: namespace %u, block %u was flushed and is gone",
+                         ns, i);
+    if (!sim->lied && loss == POWER_KEEPS && memcmp(&first.tier, &second.tier, sizeof first.tier))
         for (uint32_t ns = 0; ns < SIM_NS; ns++)
             for (uint32_t i = 0; i < SIM_BLOCKS; i++)
                 if (first.tier[ns][i] != second.tier[ns][i])

@@ -580,7 +580,7 @@ static void redo_torn(struct power_io *power, int file, struct change *change, b
 static void redo(struct power_io *power, int file, struct change *change, enum power_loss loss,
                  struct kvt_rng *rng)
 {
-    uint64_t size = size_of(power, file), dice = loss == POWER_KEEPS ? 1 : kvt_rng_below(rng, 4);
+    uint64_t size = size_of(power, file), dice = kvt_rng_below(rng, 4);
 
     if (dice == 0)
         return;
@@ -607,7 +607,7 @@ static void redo_some(struct power_io *power, struct inode *inode, int file, enu
     struct change *later = NULL;
 
     for (struct change *change = inode->oldest; change; change = change->newer) {
-        if (!later && loss != POWER_KEEPS && change->newer && kvt_rng_below(rng, 4) == 0) {
+        if (!later && change->newer && kvt_rng_below(rng, 4) == 0) {
             later = change;
             continue;
         }
@@ -642,7 +642,9 @@ uint32_t power_io_loss(struct kvt_io *io, enum power_loss loss, struct kvt_rng *
         if (req->kind == KVT_IO_WRITE && kvt_rng_below(rng, 2))
             (void)run(power, req);
     unsynced = power->unsynced + (uint32_t)power->name_count;
-    for (int i = 0; i < power->inode_count && loss != POWER_KEEPS; i++) {
+    if (loss == POWER_KEEPS)
+        return unsynced; /* still to be lost, by the next one */
+    for (int i = 0; i < power->inode_count; i++) {
         struct inode *inode = &power->inodes[i];
         int file;
 
@@ -659,7 +661,7 @@ uint32_t power_io_loss(struct kvt_io *io, enum power_loss loss, struct kvt_rng *
         forget_changes(power, i, UINT64_MAX);
     if (loss == POWER_DROPS)
         keep = 0;
-    else if (loss != POWER_KEEPS)
+    else
         keep = (int)kvt_rng_below(rng, (uint64_t)power->name_count + 1);
     while (power->name_count > keep)
         undo_name(power, &power->names[--power->name_count]);
