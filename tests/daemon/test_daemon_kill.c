@@ -320,19 +320,19 @@ static int leaver(const char *socket)
         .msg = {.bytes = sizeof(open), .op = KVT_OP_NS_OPEN, .cookie = 1},
         .id = {9},
         .block_tokens = 16};
-    struct {
+    const struct kvt_msg_key key = {.hash = {1}, .hash_len = 8};
+    union {
         struct kvt_msg_alloc head;
-        struct kvt_msg_key key;
-    } alloc = {
-        .head = {.msg = {.bytes = sizeof(alloc), .op = KVT_OP_ALLOC, .cookie = 2, .count = 1},
-                 .map = 2,
-                 .block_tokens = 16},
-        .key = {.hash = {1}, .hash_len = 8}};
+        uint8_t bytes[sizeof(struct kvt_msg_alloc) + sizeof(struct kvt_msg_key)];
+    } alloc = {.head = {.msg = {.bytes = sizeof(alloc), .op = KVT_OP_ALLOC, .cookie = 2, .count = 1},
+                        .map = 2,
+                        .block_tokens = 16}};
     struct kvt_channel channel = {0};
     struct kvt_link link;
     struct kvt_msg reply;
     char text[512];
 
+    memcpy(alloc.bytes + sizeof(struct kvt_msg_alloc), &key, sizeof(key));
     for (int map = 1; map <= 6; map++)
         open.record_bytes[map] = 8192;
     kvt_link_init(&link, socket);
