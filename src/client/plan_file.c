@@ -153,7 +153,7 @@ void kvt_plan_file_read(struct kvt_cache *cache)
     if (!path_of(cache, "", path))
         return;
     ssize_t len = read_all(path, text, BYTES_MAX);
-    if (len == -ENOENT)
+    if (len == -ENOENT || len == -ENOTDIR) /* a root that is no directory is said elsewhere */
         return;
     text[len > 0 ? len : 0] = '\0';
     if (len > 0 && parse(planning, text, (size_t)len)) {

@@ -324,9 +324,10 @@ static int leaver(const char *socket)
     union {
         struct kvt_msg_alloc head;
         uint8_t bytes[sizeof(struct kvt_msg_alloc) + sizeof(struct kvt_msg_key)];
-    } alloc = {.head = {.msg = {.bytes = sizeof(alloc), .op = KVT_OP_ALLOC, .cookie = 2, .count = 1},
-                        .map = 2,
-                        .block_tokens = 16}};
+    } alloc = {
+        .head = {.msg = {.bytes = sizeof(alloc), .op = KVT_OP_ALLOC, .cookie = 2, .count = 1},
+                 .map = 2,
+                 .block_tokens = 16}};
     struct kvt_channel channel = {0};
     struct kvt_link link;
     struct kvt_msg reply;

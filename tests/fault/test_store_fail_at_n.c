@@ -407,7 +407,7 @@ static void test_every_operation_of_every_scenario(void **state)
 
             snprintf(what, sizeof what, "%s; %s", flows[flow].name, failures[i].name);
             while (run_at(flow, &failures[i], n, what)) {
-                n += step ? step : flows[flow].run == flow_fill ? 3 : 1;
+                n += step ? step : flows[flow].run == flow_fill ? 2 : 1;
                 fired_points++;
                 assert_true(n < N_MAX);
             }

@@ -25,7 +25,7 @@ static const struct kvt_msg *say(struct rig *rig, struct kvt_msg *msg, uint16_t 
     msg->count = count;
     msg->cookie = ++rig->cookie;
     rig_forget_replies(rig);
-    assert_int_equal(rig_send(rig, CLIENT, msg), 0);
+    assert_true(rig_send(rig, CLIENT, msg) >= 0); /* 1: refused as malformed, and answered */
     rig_settle(rig);
     const struct kvt_msg *reply = rig_reply(rig, msg->cookie);
     assert_non_null(reply);
