@@ -196,10 +196,9 @@ static void fade(struct kvt_admission *admission)
 void kvt_admission_written(struct kvt_admission *admission, uint32_t root, uint64_t written,
                            int64_t now_ns)
 {
-    struct kvt_bucket *bucket = &admission->buckets[root];
-
     if (root >= admission->params.root_count)
         return;
+    struct kvt_bucket *bucket = &admission->buckets[root];
     drip(admission, now_ns);
     if (admission->params.bytes_a_day[root] && written > bucket->written)
         bucket->level -= (double)(written - bucket->written);
