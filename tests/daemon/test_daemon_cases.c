@@ -99,10 +99,10 @@ static void test_c37_a_client_that_cannot_pin_runs_unpinned(void **state)
         while (kvt_pin_state(&rig.cache->pin) == KVT_PIN_PINNING)
             rig_sleep_ms(1);
         assert_int_equal(rig_stat(&rig, "dram.pinned_bytes"), 0);
-        assert_int_equal(rig.warnings, 1);
         assert_true(rig_store(&rig, 1, BLOCKS, 0, NULL) == BLOCKS);
         assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
-        rig_close(&rig);
+        rig_close(&rig); /* the thread that warns has ended */
+        assert_int_equal(rig.warnings, 1);
         rig_free(&rig);
         memset(&rig, 0, sizeof(rig));
     }
