@@ -118,8 +118,7 @@ def test_a_prompt_is_found_after_a_restart_and_damage_is_computed(tiny, tmp_path
             damaged += flip(path)
     assert damaged
     poisoned = run(tiny, [[asked]], disk(store))
-    assert poisoned["metrics"]["failed_blocks"] + poisoned["metrics"]["asked_tokens"] > 0
-    assert poisoned["metrics"]["loaded_blocks"] < 12
+    assert poisoned["metrics"]["loaded_blocks"] == 0
     same(poisoned["batches"][0], cold, ROUNDING)
 
 
@@ -187,9 +186,9 @@ def test_smollm2_at_kv4_answers_as_before(smollm2, tmp_path):
     shown = run(smollm2, [[asked], *[[s] for s in steps]], kv4, sampling, engine=engine)
     loaded = shown["batches"][0][0]
     assert loaded["cached"] >= 640
-    stats = shown["stats"]
-    assert stats["client.store_bytes"] <= 0.33 * stats["client.store_logical_bytes"] or \
-        stats["client.load_bytes"] <= 0.33 * loaded["cached"] * 23040
+    blocks, raw_block = loaded["cached"] // 128, 128 * 23040  # the first block of a prompt is raw
+    assert shown["stats"]["client.load_blocks"] == blocks
+    assert shown["stats"]["client.load_bytes"] <= 1.01 * raw_block + 0.33 * (blocks - 1) * raw_block
     print("exact:", answer_of(exact["tokens"]), "\nkv4:", answer_of(loaded["tokens"]))
     agree = sum(batch[0]["tokens"][0] == want
                 for batch, want in zip(shown["batches"][1:], exact["tokens"]))

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from . import settings as settings_module
 from .plan import Step
 from .scheduler import Scheduler
-from .stats import Counts, prom_class, stats_class
+from .stats import Counts, KvtierPromMetrics, KvtierStats
 from .store import open_store
 from .worker import Worker
 
@@ -38,7 +38,6 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
                              "--kv-transfer-config: a block that was evicted between look-up and "
                              "load is computed then, instead of failing the request")
         self._counts = Counts()
-        self._stats = stats_class()
         self._store = open_store(vllm_config, kv_cache_config, self._settings)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
@@ -82,20 +81,15 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         idle = self.has_connector_metadata() and self._step().idle
-        sent, received, _ = self._worker.finished(self._held(finished_req_ids), idle)
+        sent, received = self._worker.finished(finished_req_ids, idle)
         return sent or None, received or None
-
-    def _held(self, finished: set[str]) -> set[str]:
-        """Of the requests that have ended, those that the scheduler holds: it holds the ones that
-        it has sent stores for, and those are the ones that the worker has seen."""
-        return {name for name in finished if name in self._worker.seen}
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_invalid()
 
     def get_kv_connector_stats(self) -> Any:
         taken = self._counts.take()
-        return self._stats(data=taken) if taken else None
+        return KvtierStats(data=taken) if taken else None
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -129,9 +123,6 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, dict | None]:
         return self._scheduler.ended(request), None
 
-    def take_events(self) -> Any:
-        return ()
-
     def reset_cache(self) -> bool | None:
         """Forget every block of this model, in every tier."""
         if self._store.namespace is None:
@@ -143,9 +134,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
-        return stats_class()(data=data or {})
+        return KvtierStats(data=data or {})
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: Any,
                            per_engine_labelvalues: Any) -> Any:
-        return prom_class()(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return KvtierPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)

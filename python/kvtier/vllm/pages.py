@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ def model_of(kv_cache_config: Any, opaque: bool = False) -> Model:
                                    "one state")
         shapes.append(_shape(name, spec, group.kv_cache_spec.block_size, opaque))
     if any(s.opaque for s in shapes):
-        shapes = [Shape(**{**s.__dict__, "opaque": True}) for s in shapes]
+        shapes = [replace(s, opaque=True) for s in shapes]
     parts = [part for i, shape in enumerate(shapes)
              for part in _parts(shape, _layer_number(shape.layer, i))]
     tokens = shapes[0].tokens

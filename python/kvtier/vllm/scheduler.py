@@ -40,7 +40,7 @@ class _Request:
 
 
 class Scheduler:
-    """See the file's head. shards: how many ranks hold a part of each block."""
+    """See the file's head."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, store: Store, counts: Counts,
                  load_async: bool) -> None:
@@ -81,13 +81,10 @@ class Scheduler:
         namespace = self._store.namespace
         if namespace is None or usable == 0:
             return []
-        ranks = 1 if self._store.model.replicated else self._ranks
-        tiers: list[int] = []
-        for rank in range(ranks):
-            found = namespace.lookup(Keys.from_hashes(state.hashes[:usable], 0, rank))
-            mine = found.tiers[:found.n]
-            tiers = [max(a, b) for a, b in zip(tiers, mine)] if rank else list(mine)
-        return tiers
+        found = namespace.lookup(Keys.from_hashes(state.hashes[:usable]),
+                                 shards=0 if self._store.model.replicated else self._ranks,
+                                 prompt_tokens=state.request.num_tokens)
+        return list(found.tiers[:found.n])
 
     # ---- what vLLM asks ----
 
@@ -101,27 +98,27 @@ class Scheduler:
             return state.asked[2]
         again = state.asked is not None and state.asked[0] == computed
         try:
-            answer = self._decide(state, computed, not again)
+            answer = self._decide(state, computed, again)
         except KvtierError as error:
             _log.warning("kvtier: a look-up failed, the prompt is computed: %s", error)
             answer = 0
         state.asked = (computed, now, answer)
         return answer
 
-    def _decide(self, state: _Request, computed: int, count: bool) -> int:
+    def _decide(self, state: _Request, computed: int, again: bool) -> int:
         tokens = state.request.num_tokens
         usable = min(len(state.hashes), max(0, tokens - 1) // self._block)
         tiers = self._look_up(state, usable)
         first = computed // self._block
         state.stored, state.tiers, state.first = len(tiers), tiers[first:], first
-        if count:
+        if not again:
             self._counts.add(lookups=1, asked_tokens=max(0, tokens - computed),
                              found_tokens=len(state.tiers) * self._block)
         if not state.tiers:
             return 0
         plan = self._store.namespace.plan(state.tiers, first_tokens=computed, prompt_tokens=tokens)
         loaded = plan.count if plan.first == 0 else 0
-        if count:
+        if not again:
             self._counts.add(planned_tokens=loaded * self._block,
                              declined_tokens=(len(state.tiers) - loaded) * self._block)
         return loaded * self._block

@@ -3,6 +3,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (KVConnectorPromMetrics,
+                                                                  KVConnectorStats)
+
 COUNTERS = {
     "lookups": "Look-ups of prompts",
     "asked_tokens": "Tokens of prompts that the engine did not hold itself",
@@ -39,49 +42,37 @@ class Counts(dict):
         return out
 
 
-def stats_class() -> type:
-    """The KVConnectorStats subclass (vLLM is imported here)."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+class KvtierStats(KVConnectorStats):
+    """Sums of one interval. Of the module, not of a function: workers send it by pickle."""
 
-    class KvtierStats(KVConnectorStats):
-        """Sums of one interval."""
+    def reset(self) -> None:
+        self.data = {}
 
-        def reset(self) -> None:
-            self.data = {}
+    def is_empty(self) -> bool:
+        return not self.data
 
-        def is_empty(self) -> bool:
-            return not self.data
+    def aggregate(self, other: Any) -> Any:
+        for name, value in other.data.items():
+            self.data[name] = self.data.get(name, 0) + value
+        return self
 
-        def aggregate(self, other: Any) -> Any:
-            for name, value in other.data.items():
-                self.data[name] = self.data.get(name, 0) + value
-            return self
-
-        def reduce(self) -> dict[str, float]:
-            return {name: round(value, 6) for name, value in self.data.items()}
-
-    return KvtierStats
+    def reduce(self) -> dict[str, float]:
+        return {name: round(value, 6) for name, value in self.data.items()}
 
 
-def prom_class() -> type:
-    """The KVConnectorPromMetrics subclass (vLLM is imported here)."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics
+class KvtierPromMetrics(KVConnectorPromMetrics):
+    """vllm:kvtier_<name>_total, one counter for each of COUNTERS."""
 
-    class KvtierPromMetrics(KVConnectorPromMetrics):
-        """vllm:kvtier_<name>_total, one counter for each of COUNTERS."""
+    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {}
+        for name, text in COUNTERS.items():
+            counter = self._counter_cls(name=f"vllm:kvtier_{name}", documentation=text,
+                                        labelnames=labelnames)
+            self._counters[name] = {engine: counter.labels(*values) for engine, values
+                                    in per_engine_labelvalues.items()}
 
-        def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues) -> None:
-            super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-            self._counters = {}
-            for name, text in COUNTERS.items():
-                counter = self._counter_cls(name=f"vllm:kvtier_{name}", documentation=text,
-                                            labelnames=labelnames)
-                self._counters[name] = {engine: counter.labels(*values) for engine, values
-                                        in per_engine_labelvalues.items()}
-
-        def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-            for name, value in transfer_stats_data.items():
-                if name in self._counters:
-                    self._counters[name][engine_idx].inc(value)
-
-    return KvtierPromMetrics
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, value in transfer_stats_data.items():
+            if name in self._counters:
+                self._counters[name][engine_idx].inc(value)

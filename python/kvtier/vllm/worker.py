@@ -59,7 +59,7 @@ class Worker:
         self._loads: dict[str, _Load] = {}
         self._stores: dict[str, list[tuple[Request, list[int]]]] = {}
         self._storing: Counter[int] = Counter()  # pages that stores still read
-        self.seen: set[str] = set()  # requests that the scheduler holds when they end
+        self._held: set[str] = set()  # requests with stores: the scheduler holds them at their end
         self._finishing: set[str] = set()
         self._invalid: set[int] = set()
         self._step_began = 0.0
@@ -108,7 +108,7 @@ class Worker:
     def begin(self, step: Step) -> None:
         """Before the forward pass: pages that are handed out anew must not be read any more, and
         hold exact KV from now on."""
-        self.seen.update(what.request for what in step.stores)
+        self._held.update(what.request for what in step.stores)
         if self._pool is None:
             return
         for name in step.cancelled:
@@ -148,8 +148,10 @@ class Worker:
     def _finish_load(self, name: str) -> None:
         load = self._loads[name]
         while not self._load_ended(load):
-            for request, _ in load.parts[:1]:
-                request.wait()
+            if load.parts:
+                load.parts[0][0].wait()
+            else:  # the library takes no more requests just now
+                time.sleep(_IDLE_WAIT)
         del self._loads[name]
         self._invalid |= load.failed
 
@@ -269,9 +271,9 @@ class Worker:
         else:
             self._storing = +self._storing
 
-    def finished(self, ended: set[str], idle: bool) -> tuple[set[str], set[str], set[str]]:
-        """(requests whose stores have ended, requests whose loads have ended, of those the ones
-        that failed in part). ended: requests that the scheduler holds until their stores have."""
+    def finished(self, ended: set[str], idle: bool) -> tuple[set[str], set[str]]:
+        """(requests whose stores have ended, requests whose loads have ended). ended: requests that
+        have come to their end; those with stores are named once no page of theirs is read."""
         if idle and self._loads:
             load = next(iter(self._loads.values()))
             for request, _ in load.parts[:1]:
@@ -279,20 +281,18 @@ class Worker:
         elif idle and self._stores and self._finishing:
             next(iter(self._stores.values()))[0][0].wait(_IDLE_WAIT)
         self._reap_stores()
-        self._finishing |= ended
+        self._finishing |= ended & self._held
         sent = {name for name in self._finishing if name not in self._stores}
         self._finishing -= sent
-        self.seen -= sent
-        received, failed = set(), set()
+        self._held -= sent
+        received = set()
         for name in list(self._loads):
             load = self._loads[name]
             if self._load_ended(load):
                 del self._loads[name]
                 received.add(name)
                 self._invalid |= load.failed
-                if load.failed:
-                    failed.add(name)
-        return sent, received, failed
+        return sent, received
 
     def take_invalid(self) -> set[int]:
         """Pages that were to be loaded and hold nothing, since the last call."""
