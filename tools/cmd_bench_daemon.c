@@ -234,8 +234,10 @@ static int measure(const char *options, const char *spin, uint32_t rounds, struc
     out->chain_ms = 1e3 * lookups(&side, CHAIN, KVT_MAX(rounds / 20, 11u), NULL);
     out->load_gbs = 1e-9 * load_rate(&side, 11);
     side_close(&side);
-    if (side_open(&side, spin) != 0)
+    if (side_open(&side, spin) != 0) {
+        side_close(&side);
         return -1;
+    }
     if (strstr(spin, "store=") == NULL) /* a store of its own: empty so far */
         (void)move(&side, 1, &seconds);
     out->spin_us = 1e6 * lookups(&side, 64, rounds, NULL);

@@ -225,8 +225,10 @@ static void reload(struct signals *signals)
     struct kvt_conf fresh;
     char why[512] = "";
     kvt_notify("RELOADING=1");
-    if (kvt_conf_new(&fresh) != 0)
+    if (kvt_conf_new(&fresh) != 0) {
+        kvt_notify("READY=1");
         return;
+    }
     if (conf_load(signals->args, &fresh, why, sizeof(why)) != 0) {
         kvt_log(&to_stderr, KVT_LOG_ERROR, "reload: %s (nothing was changed)", why);
     } else {

@@ -210,6 +210,11 @@ int kvt_link_ask(const char *path, const char *question, char **out, char *why, 
         rc = kvt_sock_send(link.sock, question, strlen(question), NULL, 0);
     if (rc == 0)
         rc = answer_take(link.sock, out);
+    if (rc == 0 && (*out)[0] == '\0') { /* it closed without a word */
+        free(*out);
+        *out = NULL;
+        rc = -ETIMEDOUT;
+    }
     if (link.sock >= 0)
         (void)close(link.sock);
     if (rc != 0 && why[0] == '\0')

@@ -43,10 +43,11 @@ static const struct own_key own_keys[] = {
 
 /* Options of the library that a store has. */
 static const char *const store_keys[] = {
-    "dram",      "disk",         "disk_required", "staging", "write_queue", "write",
-    "admission", "write_budget", "write_dwpd",    "pin_max", "io",          "io_threads",
-    "fds_max",   "io_register",  "direct",        "pin",     "huge_pages",  "numa_node",
-    "scrub",     "plan_prefill", "plan_disk",     "spin",
+    "dram",         "dram_share",    "ranks",   "ttl",         "ns_quota",   "numa_device",
+    "disk",         "disk_required", "staging", "write_queue", "write",      "admission",
+    "write_budget", "write_dwpd",    "pin_max", "io",          "io_threads", "fds_max",
+    "io_register",  "direct",        "pin",     "huge_pages",  "numa_node",  "scrub",
+    "plan_prefill", "plan_disk",     "spin",
 };
 
 static const char *const levels[] = {[KVT_LOG_ERROR] = "error",
@@ -288,6 +289,9 @@ int kvt_conf_read(struct kvt_conf *conf, const char *path)
             (void)refuse(conf, rc, "%.150s:%u: %.340s", path, number, why);
         }
     }
+    if (rc == 0 && ferror(file))
+        rc = refuse(conf, -EIO, "the configuration %.300s cannot be read: %s", path,
+                    kvt_strerror(-EIO));
     (void)fclose(file);
     return rc;
 }

@@ -72,9 +72,18 @@ static int port_of(int fd)
                                     : ntohs(((struct sockaddr_in *)&at)->sin_port);
 }
 
+static int64_t now_ns(void)
+{
+    const struct kvt_clock clock = kvt_clock_system();
+    return kvt_clock_now(&clock);
+}
+
+/* All of it, unless the peer takes longer than our patience (the limit of the socket is for one
+ * call). */
 static void send_all(int fd, const char *text, size_t len)
 {
-    while (len > 0) {
+    const int64_t end = now_ns() + PATIENCE_S * INT64_C(1000000000);
+    while (len > 0 && now_ns() < end) {
         ssize_t n = send(fd, text, len, MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR)
             continue;
@@ -99,8 +108,9 @@ static void respond(int fd, const char *status, const char *body)
 /* The first line and its headers, until the empty line; false: too long, too slow, or gone. */
 static bool request_read(int fd, char *text, size_t room)
 {
+    const int64_t end = now_ns() + PATIENCE_S * INT64_C(1000000000);
     size_t used = 0;
-    while (used + 1 < room) {
+    while (used + 1 < room && now_ns() < end) {
         ssize_t n = recv(fd, text + used, room - used - 1, 0);
         if (n < 0 && errno == EINTR)
             continue;

@@ -46,6 +46,8 @@ static int ask(struct kvt_report *report, struct kvt_msg *question, const struct
     int bytes;
     if (msg == NULL)
         return -EAGAIN;
+    while (kvt_ring_peek(replies, &frame) > 0) /* late answers to earlier questions */
+        kvt_ring_pop(replies);
     question->cookie = ++report->asked;
     memcpy(msg, question, question->bytes);
     kvt_ring_push(requests, question->bytes);
@@ -150,7 +152,12 @@ __attribute__((format(printf, 2, 3))) static void say(struct text *text, const c
     va_start(args, format);
     int n = vsnprintf(text->bytes + text->used, TEXT_BYTES - text->used, format, args);
     va_end(args);
-    text->used = n < 0 ? TEXT_BYTES : KVT_MIN(text->used + (size_t)n, (size_t)TEXT_BYTES);
+    if (n >= 0 && (size_t)n < TEXT_BYTES - text->used) {
+        text->used += (size_t)n;
+    } else { /* no half lines */
+        text->bytes[text->used] = '\0';
+        text->used = TEXT_BYTES;
+    }
 }
 
 static void say_roots(struct text *text, struct kvt_host *host, const uint64_t *values,

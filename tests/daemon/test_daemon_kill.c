@@ -127,7 +127,8 @@ struct sibling {
     pthread_t thread;
     _Atomic int stop;
     _Atomic int64_t last_ns; /* when the last round ended */
-    uint64_t rounds, loaded;
+    _Atomic uint64_t rounds;
+    uint64_t loaded;
 };
 
 static void *sibling_main(void *arg)
