@@ -148,8 +148,8 @@ int kvt_session_append(struct kvt_session_mgr *mgr, kvt_session_id id, const uin
                        size_t n);
 
 /* Page numbers of blocks [first, first + n) of a session that is active, or RESTORING by a cut, as
- * many as there are. They stay the same until it goes idle. Pages of blocks before
- * kvt_session_filled_tokens() are read only: other sessions may use them. Returns the number
+ * many as there are. They stay the same until it goes idle. Pages of blocks before `filled` of
+ * kvt_session_get_info() are read only: other sessions may use them. Returns the number
  * written; KVT_E_NO_SESSION; KVT_E_STATE. */
 long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t first,
                        uint32_t *pages, size_t n);

@@ -79,7 +79,7 @@ static int node_prefer(const struct kvt_settings *settings, struct kvt_arena_map
                                    "see /sys/devices/system/node and the cpuset"
                    : rc == -EPERM || rc == -ENOSYS
                        ? "this system does not let the process choose a node (a container may "
-                         "forbid mbind): set numa_node=none"
+                         "forbid mbind): set numa_node=none and numa_device=none"
                        : kvt_strerror(rc));
     return rc;
 }

@@ -47,10 +47,9 @@ static uint64_t cgroup_limit(void)
     least = other < least ? other : least;
     while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
         line[strcspn(line, "\n")] = '\0';
-        const char *at = strrchr(line, ':');
-        if (at == NULL || strncmp(line, "0::", 3) != 0)
+        if (strncmp(line, "0::", 3) != 0)
             continue;
-        (void)snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", at + 1);
+        (void)snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", line + 3);
         other = number_in(path);
         least = other < least ? other : least;
     }

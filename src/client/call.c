@@ -350,7 +350,7 @@ long kvt_prefetch(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                   const struct kvt_load_opts *opts)
 {
     if (opts != NULL && opts->struct_size != sizeof(*opts) &&
-        opts->struct_size != KVT_LOAD_OPTS_SIZE_0)
+        opts->struct_size != KVT_LOAD_OPTS_SIZE_0 && opts->struct_size != KVT_LOAD_OPTS_SIZE_1)
         return refused("kvt_prefetch", ns, keys, n, KVT_E_VERSION);
     int min_level = min_level_of(opts ? opts->min_level : KVT_LEVEL_DEFAULT);
     if (min_level < 0)

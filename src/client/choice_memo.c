@@ -238,7 +238,7 @@ static bool save(struct kvt_ns *ns, bool wait)
             return false;
         kvt_req_free(memo->req);
         memo->req = NULL;
-        if (kvt_choice_news(ns, i))
+        if (memo->side != NULL && kvt_choice_news(ns, i))
             save_group(ns, i);
     }
     if (wait && memo->req != NULL) {
@@ -301,7 +301,11 @@ void kvt_choice_memo_close(struct kvt_ns *ns)
         (void)kvt_req_wait(ns->memo->req, -1);
     kvt_req_free(ns->memo->req);
     ns->memo->req = NULL;
+    struct kvt_pool *pool = ns->memo->pool;
+    struct kvt_ns *side = ns->memo->side;
+    ns->memo->pool = NULL; /* a flush that comes late finds nothing to save to */
+    ns->memo->side = NULL;
     pthread_mutex_unlock(&ns->memo->lock);
-    kvt_pool_unregister(ns->memo->pool);
-    kvt_ns_close(ns->memo->side);
+    kvt_pool_unregister(pool);
+    kvt_ns_close(side);
 }

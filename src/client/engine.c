@@ -369,7 +369,8 @@ static void on_call(struct kvt_cache *cache, struct kvt_flight *flight, const st
         call->count = KVT_MIN(KVT_MIN(msg->count, call->values_max), room);
         const struct kvt_msg_stat_reply *reply =
             (const struct kvt_msg_stat_reply *)(const void *)msg;
-        memcpy(call->values, reply->values, call->count * sizeof(uint64_t));
+        if (call->count > 0) /* a ping wants none */
+            memcpy(call->values, reply->values, call->count * sizeof(uint64_t));
     }
     call->done = true;
     if (call != &cache->ping) /* nobody waits for that one */

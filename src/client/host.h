@@ -112,7 +112,7 @@ int kvt_roots_missing(struct kvt_host *host);
 __attribute__((warn_unused_result)) int kvt_roots_retry_start(struct kvt_host *host);
 void kvt_roots_retry_stop(struct kvt_host *host);
 /* What an open host has to do without: "a (going on without it); b (...)". */
-void kvt_roots_tell_missing(const struct kvt_host *host, char *text, size_t len);
+void kvt_roots_tell_missing(struct kvt_host *host, char *text, size_t len);
 /* Why a root cannot be used, in one sentence: the path, what is wrong, the remedy. code: what
  * opening or locking it returned; owner_pid: 0 when not known. */
 void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t owner_pid,

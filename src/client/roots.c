@@ -285,9 +285,10 @@ int kvt_roots_missing(struct kvt_host *host)
 }
 
 /* For callers that have no log callback. */
-void kvt_roots_tell_missing(const struct kvt_host *host, char *text, size_t len)
+void kvt_roots_tell_missing(struct kvt_host *host, char *text, size_t len)
 {
     size_t used = 0;
+    pthread_mutex_lock(&host->lock);
     for (uint32_t i = 0; i < host->settings->disk_count && used < len; i++) {
         if (host->roots[i].io != NULL)
             continue;
@@ -295,6 +296,7 @@ void kvt_roots_tell_missing(const struct kvt_host *host, char *text, size_t len)
                          host->roots[i].state);
         used += n > 0 ? (size_t)n : 0;
     }
+    pthread_mutex_unlock(&host->lock);
 }
 
 void kvt_roots_close(struct kvt_host *host)

@@ -1,4 +1,4 @@
-/* Bringing a session back. The sequence, new tokens included, falls into three pieces:
+/* Bringing a session back. The sequence, new tokens included, falls into four pieces:
  *
  *   [0, a) in L0        nodes with pages: used as they are
  *   [a, c)              empty but for a cut: the engine computes it meanwhile (session_meet.c)

@@ -125,7 +125,7 @@ long kvt_shadow_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     uint32_t room = cache->shadow_room;
     if (n == 0)
         return 0;
-    /* One at a time has the memory for tiers; another one at the same time is counted alone. */
+    /* One at a time has the memory for tiers; another one at the same time is not counted. */
     enum kvt_tier *tiers = cache->shadow_tiers;
     bool count = tiers != NULL && is_new(ns, keys, n);
     cache->shadow_tiers = count ? NULL : tiers;

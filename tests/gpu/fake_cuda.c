@@ -48,6 +48,8 @@ static int enter(const char *name, int needs_context)
     }
     if (needs_context && context_depth == 0)
         fake_cuda.out_of_context++;
+    if (fake_cuda.fail == NULL)
+        good_calls = 0; /* the next failure is counted from its own start */
     if (fake_cuda.fail == NULL || strcmp(fake_cuda.fail, name) != 0)
         return KVT_CU_OK;
     if (good_calls++ < fake_cuda.fail_after)
