@@ -61,7 +61,8 @@ static int run_store(const struct replay_base *base, const struct replay_case *o
     struct replay_admission admission = of->admission;
     uint64_t disk = replay_case_blocks(base, of->disk_bytes);
     struct kvt_progress progress;
-    admission.token_s = world->prefill_a;
+    /* the store counts blocks of REPLAY_BLOCK_TOKENS, whatever the trace's are */
+    admission.token_s = world->prefill_a * trace->block_tokens / REPLAY_BLOCK_TOKENS;
     admission.block_s = world->block_bytes / world->rate[KVT_TIER_DISK];
     int rc = replay_store_open(replay_case_blocks(base, of->dram_bytes), of->disk_bytes ? disk : 0,
                                &admission, &store);

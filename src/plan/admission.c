@@ -2,8 +2,8 @@
  *
  * The threshold of VALUE: bytes asked about lately, by value, are a histogram that fades. Of it,
  * from the top, as much is taken as the budget lets through in the same time; in the bucket where
- * that ends, a share by the tag, so that equal values do not mean all or nothing. A full bucket
- * takes half more, an empty one half.
+ * that ends, a share by slices of time, so that equal values do not mean all or nothing. A full
+ * bucket takes half more, an empty one half.
  */
 #include "plan/admission.h"
 
@@ -265,7 +265,7 @@ static uint32_t value_class(const struct kvt_admission *admission, double value)
     return at < 0 ? 0 : at > KVT_ADMISSION_VALUES - 1 ? KVT_ADMISSION_VALUES - 1 : (uint32_t)at;
 }
 
-/* A number in [0, 1) that is the tag's own. */
+/* A number in [0, 1) that is the tag's (or the slice of time's) own. */
 static double draw(const struct kvt_admission *admission, uint64_t tag)
 {
     uint64_t mixed = (tag ^ admission->params.seed) * UINT64_C(0x9e3779b97f4a7c15);

@@ -9,8 +9,10 @@
  *   VALUE   what has the best expected saving for the bytes that may be written:
  *             (uses still to come that DRAM will not serve | uses so far, place in its sequence)
  *             x (seconds to compute it - seconds to load it) / bytes
- *           Chances are counted; the threshold follows from what was asked for lately and the
- * budget. RANDOM  a share of them: what the others are compared with
+ *           Chances are counted; the threshold follows from what was asked for lately
+ *           and the budget.
+ *
+ *   RANDOM  a share of them: what the others are compared with
  *
  * The budget is a bucket for each root: bytes a day drip in, what was really written goes out; it
  * holds an hour's worth at most, and may be overdrawn by what was under way. It holds for every

@@ -59,7 +59,7 @@ struct kvt_index_entry {
     uint64_t children : 20; /* entries whose parent this is */
     uint64_t dram_children : 20; /* of them, those with a slot, or being filled */
 };
-static_assert(sizeof(struct kvt_index_entry) == 40, "40 bytes an entry, 48 with its table share");
+static_assert(sizeof(struct kvt_index_entry) == 40, "40 bytes an entry");
 
 /* Test switch: force what a good hash never does. */
 enum kvt_index_collide {

@@ -5,7 +5,8 @@
  * written leaves a segment that the next open walks and verifies.
  * Flush: every batch accepted before is reported, the open segment is synced, the segments closed
  * before are sealed, and those whose sync had failed are synced again: after a failure no flush
- * succeeds as long as anything before it is not durable. */
+ * succeeds as long as the drive refuses to sync what is before it. (Without O_DIRECT the kernel may
+ * have dropped the pages of a failed sync: then a second one proves nothing.) */
 #include <errno.h>
 #include <string.h>
 

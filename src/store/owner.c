@@ -108,7 +108,7 @@ static void unring(int fd)
         return; /* somebody else has */
 }
 
-/* Pairs with the release stores of connect() and disconnect(). */
+/* Pairs with the release stores of attach() and detach(). */
 static int place_of(const struct client *client)
 {
     return atomic_load_explicit(&client->place, memory_order_acquire);
@@ -118,7 +118,7 @@ static int place_of(const struct client *client)
 static void let_go(struct kvt_owner *owner, struct client *client, int place)
 {
     kvt_store_client_gone(owner->store, client->number);
-    /* release: pairs with disconnect(), which frees the rings when it sees GONE */
+    /* release: pairs with detach(), which lets go of the rings when it sees GONE */
     atomic_store_explicit(&client->place, place, memory_order_release);
 }
 

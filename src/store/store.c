@@ -195,19 +195,23 @@ static void holds_end(struct kvt_store *store, uint32_t client, bool fills)
     }
 }
 
-void kvt_store_client_stop(struct kvt_store *store, uint32_t client)
+static void client_ends(struct kvt_store *store, uint32_t client, bool fills)
 {
     store->activity++;
     kvt_loads_client_gone(store, client);
     kvt_directs_client_gone(store, client);
     kvt_pins_client_gone(store, client);
-    holds_end(store, client, false);
+    holds_end(store, client, fills);
+}
+
+void kvt_store_client_stop(struct kvt_store *store, uint32_t client)
+{
+    client_ends(store, client, false);
 }
 
 void kvt_store_client_gone(struct kvt_store *store, uint32_t client)
 {
-    kvt_store_client_stop(store, client);
-    holds_end(store, client, true);
+    client_ends(store, client, true);
 }
 
 void kvt_store_enable(struct kvt_store *store, int on)

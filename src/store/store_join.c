@@ -158,7 +158,6 @@ static int drop_doubles(struct kvt_store_joining *joining)
     return 0;
 }
 
-/* The log calls these for the owner only: it opens without recycling. */
 static void list_free(struct kvt_store_joining *joining)
 {
     while (joining->first) {

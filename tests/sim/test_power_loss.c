@@ -3,8 +3,8 @@
  * Goal: what is left opens, fsck finds no damage, what a flush acknowledged is there, nothing else
  * comes back than what was put, and the next recovery finds the same. Method: the simulator (sim.h)
  * without faults but this one: a few dozen operations, then each change that no sync has covered is
- * kept, dropped, reordered, torn at sectors or pages, or leaves garbage. KVT_SIM_SEEDS (2,000),
- * KVT_SIM_SEED, KVT_SOAK_SECONDS as in test_sim. */
+ * kept, dropped, reordered, torn at sectors or pages, or leaves garbage. KVT_SIM_SEEDS (2,500; 100
+ * under a sanitizer), KVT_SIM_SEED, KVT_SOAK_SECONDS as in test_sim. */
 #include "sim/sim.h"
 
 static void one(struct sim *sim)
