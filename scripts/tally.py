@@ -18,7 +18,7 @@ LINE = re.compile(r'\{"(%s)": \{"tried": (\d+), "failed": (\d+)\}' % "|".join(PR
 # Which practice a test of ctest belongs to that has died without a word.
 BY_NAME = [("fail_at_n", r"fail_at_n"), ("alloc_fail", r"alloc_fail"),
            ("power_loss", r"power_loss|crash$"), ("simulation", r"test_sim"),
-           ("kill9", r"test_kill|test_cases_kill"), ("fuzz", r"replay_|fuzz\."),
+           ("kill9", r"test_kill|test_cases_kill|test_daemon_kill"), ("fuzz", r"replay_|fuzz\."),
            ("bit_flips", r"bit_flip"), ("history", r"test_history"), ("planted", r"planted")]
 TEST = re.compile(r"^\d+/\d+ Testing: (.*)$", re.M)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import os
 
 
 class ErrorCode(enum.IntEnum):
@@ -96,8 +95,3 @@ _CLASSES = {
 def make_error(code: int, sentence: str) -> KvtierError:
     """The exception for a code; the sentence says what was refused and why."""
     return _CLASSES.get(code, KvtierError)(sentence, code)
-
-
-def system_text(code: int) -> str:
-    """strerror() of a negated errno."""
-    return os.strerror(-code)

@@ -112,6 +112,16 @@ def options(config: Mapping[str, Any] | str | None = None, **more: Any) -> list[
     return out
 
 
+def _log_to(write: Callable[[int, str], None]) -> Callable[[Any, int, bytes], None]:
+    """The callback of a log. It holds no Cache: one that is dropped ends at once, on that thread."""
+    def on_log(_arg: Any, level: int, message: bytes) -> None:
+        try:
+            write(min(level, 3), message.decode(errors="replace"))
+        except Exception:  # a log of the user's must not end a thread of the library
+            pass
+    return on_log
+
+
 class Cache:
     """An open cache: in-process, or of a daemon where the configuration names one.
 
@@ -127,9 +137,9 @@ class Cache:
         self._pid = os.getpid()
         self._children: "weakref.WeakSet[_Child]" = weakref.WeakSet()
         self._orphans: list[tuple[int, Pool]] = []
-        self._lock = threading.Lock()
-        self._write_log = log or (lambda level, text: _log.log(_LEVELS[level], "%s", text))
-        self._log_fn = _c.LOG_FN(self._on_log)  # must live as long as the cache
+        self._lock = threading.RLock()  # a collection inside may drop a Request
+        write = log or (lambda level, text: _log.log(_LEVELS[level], "%s", text))
+        self._log_fn = _c.LOG_FN(_log_to(write))  # must live as long as the cache
         handle = C.c_void_p()
         error = C.create_string_buffer(_ERROR_BYTES)
         made = C.c_void_p()
@@ -152,12 +162,6 @@ class Cache:
             if code < 0:
                 text = self._lib.kvt_config_error(made).decode(errors="replace")
                 raise make_error(code, text or f"{key}={value}: {_c.strerror(code)}")
-
-    def _on_log(self, _arg: Any, level: int, message: bytes) -> None:
-        try:
-            self._write_log(min(level, 3), message.decode(errors="replace"))
-        except Exception:  # a log of the user's must not end a thread of the library
-            pass
 
     @property
     def handle(self) -> int:

@@ -98,7 +98,8 @@ class Llama(_engine.Llama):
         opts.salt, opts.salt_len = self._kvt_salt or None, len(self._kvt_salt)
         opts.block_tokens, opts.window_tokens = self._kvt_block, window
         opts.level = Level.parse(level) or Level.parse(str(self._kvt_cache.stats()["config.level"]))
-        opts.min_level = Level.parse(min_level)
+        opts.min_level = self._kvt_min_level = Level.parse(min_level)
+        self._kvt_shadow = self._kvt_cache.stats()["config.shadow"] == "yes"
         opts.engine_build = build
         out, error = C.c_void_p(), C.create_string_buffer(_ERROR_BYTES)
         code = self._kvt_lib.kvt_llama_new(self._kvt_cache.handle, self._ctx.ctx, C.byref(opts),
@@ -169,8 +170,10 @@ class Llama(_engine.Llama):
         if usable * self._kvt_block < held + self._kvt_block:
             return 0
         keys = Keys.chain(array("I", ids.tobytes()), self._kvt_block, salt=self._kvt_salt)
-        opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), flags=_c.CONSTANTS[
-            "KVT_LOOKUP_PROBE"])  # the restore that follows is the request
+        # the restore that follows is the request; in shadow mode this is, and finds nothing
+        flags = 0 if self._kvt_shadow else _c.CONSTANTS["KVT_LOOKUP_PROBE"]
+        opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), self._kvt_min_level, flags, 0,
+                                  len(ids))
         found = self._kvt_cache._lib.kvt_lookup(
             self._kvt_lib.kvt_llama_ns(self._kvt), keys.address, usable, C.byref(opts), None)
         return max(0, found) * self._kvt_block

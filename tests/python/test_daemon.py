@@ -63,4 +63,5 @@ def test_a_daemon_that_is_gone_is_a_miss(tmp_path):
         keys = kvtier.Keys.chain(range(TOKENS), TOKENS)
         assert engine.ns.lookup(keys).n == 0
         engine.store(keys, [0])
-        assert engine.ns.lookup(keys).n == 0 and cache.stats()["daemon.state"]
+        assert engine.ns.lookup(keys).n == 0 and cache.stats()["daemon.state"] != "connected"
+        assert cache.stat("daemon.miss_keys") >= 2  # asked, and no kvtierd there
