@@ -26,10 +26,11 @@
 #include <assert.h>
 #include <stdint.h>
 
+#include "base/hist.h"
 #include "format/record.h"
 #include "kvtier/layout.h"
 
-#define KVT_PROTO_VERSION 0u
+#define KVT_PROTO_VERSION 1u
 #define KVT_MSG_BYTES_MAX (64u << 10)
 #define KVT_MSG_KEYS_MAX 1024u /* keys of one message: the client splits longer chains */
 
@@ -50,6 +51,7 @@ enum kvt_op {
     KVT_OP_FLUSH,
     KVT_OP_STAT,
     KVT_OP_USAGE,
+    KVT_OP_HIST,
     KVT_OP_REPLY = 64, /* | with the request's op in kvt_msg.reply_to */
     KVT_OP_GRANT = 65
 };
@@ -220,6 +222,29 @@ static_assert(sizeof(struct kvt_usage_row) == 120, "wire row");
 struct kvt_msg_stat_reply {
     struct kvt_msg msg; /* count: number of values */
     uint64_t values[];
+};
+
+/* HIST: header only; the reply carries these distributions in their order, each a struct kvt_hist
+ * (base/hist.h): a sum and its buckets. X(name, op, tier, unit, help); unit TIME: nanoseconds;
+ * SIZE: bytes. */
+#define KVT_STORE_HISTS(X)                                                              \
+    X(LOOKUP_TIME, "lookup", "index", TIME, "a lookup message, from arrival to reply")  \
+    X(LOAD_DRAM_TIME, "load", "dram", TIME, "a block of a load, from arrival to grant") \
+    X(LOAD_DISK_TIME, "load", "disk", TIME, "")                                         \
+    X(STORE_TIME, "store", "dram", TIME, "a block, from its slot to its commit")        \
+    X(READ_TIME, "read", "disk", TIME, "a record, from asking the drive to its bytes")  \
+    X(WRITE_TIME, "write", "disk", TIME, "a batch, from asking the drive to its end")   \
+    X(LOAD_DRAM_SIZE, "load", "dram", SIZE, "a record granted")                         \
+    X(LOAD_DISK_SIZE, "load", "disk", SIZE, "")                                         \
+    X(STORE_SIZE, "store", "dram", SIZE, "a record committed")                          \
+    X(READ_SIZE, "read", "disk", SIZE, "a record read")                                 \
+    X(WRITE_SIZE, "write", "disk", SIZE, "a batch of records")
+
+enum kvt_hist_kind {
+#define KVT_X(name, op, tier, unit, help) KVT_HIST_##name,
+    KVT_STORE_HISTS(KVT_X)
+#undef KVT_X
+        KVT_HIST_KINDS
 };
 
 #endif

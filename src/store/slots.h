@@ -69,7 +69,10 @@ struct kvt_slot {
     uint32_t holds;   /* first hold record */
     uint32_t waiters; /* first load item that waits for this READING slot */
     uint32_t queue_prev, queue_next;
-    uint32_t ticket; /* order of queueing for the disk */
+    union {
+        uint32_t ticket;   /* order of queueing for the disk */
+        uint32_t since_us; /* FILLING: when it was granted, modulo 2^32 */
+    };
     uint32_t due;    /* policy.h: the epoch in which it leaves if nobody asks for it again */
     uint16_t bucket; /* while queued to leave */
     uint8_t state;

@@ -180,6 +180,7 @@ static int32_t load_new(struct kvt_store *store, uint32_t client, const struct k
     *load = *like;
     load->client = client;
     load->cookie = msg->cookie;
+    load->start_ns = store->last_message_ns;
     load->ns = msg->ns - 1;
     for (uint32_t i = 0; i < msg->count; i++) {
         uint32_t item = store->item_free;

@@ -117,6 +117,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
     s->map = chain->map;
     s->policy = write_policy(store, chain->request) & 3u;
     s->filler = 1;
+    s->since_us = (uint32_t)(store->last_message_ns / 1000);
     s->replace = chain->request->replace;
     s->sequence = store->sequence_next++;
     kvt_namespace_at(&store->spaces, chain->ns)->filling_bytes += bytes;
@@ -403,6 +404,10 @@ static int32_t commit_one(struct kvt_store *store, uint32_t client, const struct
         return status;
     }
     s->checksum = ref->checksum;
+    /* microseconds, modulo 2^32: over an hour for one block does not happen */
+    kvt_hist_add(&store->hists[KVT_HIST_STORE_TIME], KVT_HIST_TIME,
+                 (uint64_t)((uint32_t)(store->last_message_ns / 1000) - s->since_us) * 1000);
+    kvt_hist_add(&store->hists[KVT_HIST_STORE_SIZE], KVT_HIST_SIZE, s->record_bytes);
     publish(store, ref->slot, entry);
     kvt_slot_settle(store, ref->slot);
     return 0;

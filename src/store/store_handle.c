@@ -36,6 +36,7 @@ static const struct handler handlers[] = {
     [KVT_OP_FLUSH] = {kvt_handle_flush, sizeof(struct kvt_msg), 0, 0, 0},
     [KVT_OP_USAGE] = {kvt_handle_usage, sizeof(struct kvt_msg_usage), 0, 0, 0},
     [KVT_OP_STAT] = {kvt_handle_stat, sizeof(struct kvt_msg), 0, 0, 0},
+    [KVT_OP_HIST] = {kvt_handle_hist, sizeof(struct kvt_msg), 0, 0, 0},
 };
 
 static_assert(sizeof(struct kvt_slot_ref) == 24, "wire slot reference");
@@ -132,7 +133,7 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
         return KVT_E_INVAL;
     }
     /* Who only watches does not keep the store from being idle. */
-    if (msg->op != KVT_OP_STAT && msg->op != KVT_OP_USAGE)
+    if (msg->op != KVT_OP_STAT && msg->op != KVT_OP_USAGE && msg->op != KVT_OP_HIST)
         store->last_message_ns = kvt_store_now(store);
     handler = msg->op < KVT_ARRAY_LEN(handlers) ? &handlers[msg->op] : NULL;
     if (!handler || !handler->handle || msg->count > KVT_MSG_KEYS_MAX) {

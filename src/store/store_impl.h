@@ -119,6 +119,7 @@ struct kvt_load { /* an ACQUIRE or a PREFETCH in progress */
     uint64_t cookie;
     int64_t deadline_ns;
     int64_t blocked_ns; /* since when it lacks a slot; 0: it does not */
+    int64_t start_ns;   /* when it came */
     uint32_t client;
     uint32_t ns;
     uint32_t first; /* next item to grant */
@@ -140,6 +141,7 @@ struct kvt_store_read {
     struct kvt_l2_read read;
     struct kvt_store *store;
     struct kvt_store_read *next; /* free list, done list */
+    int64_t start_ns;
     uint32_t slot;
     uint8_t root;
     uint8_t prefetch;
@@ -309,7 +311,9 @@ struct kvt_store {
     uint64_t pinned_blocks;
     uint64_t disk_blocks;
 
-    struct kvt_store_stats counts;   /* counters only; gauges are computed */
+    struct kvt_store_stats counts; /* counters only; gauges are computed */
+    struct kvt_hist hists[KVT_HIST_KINDS];
+    int64_t turn_ns;                 /* when the turn of the loads began */
     uint64_t activity;               /* anything that may have changed a number */
     struct kvt_store_stats at_close; /* gauges of the roots, from just before they closed */
     struct kvt_store_statfile *statfile;
@@ -412,6 +416,7 @@ void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt
 /* store_usage.c */
 void kvt_handle_usage(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_stat(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_hist(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 /* store_query.c: what the client had pinned by PIN is nobody's, unless others pinned it too. */
 void kvt_pins_client_gone(struct kvt_store *store, uint32_t client);
 

@@ -153,6 +153,19 @@ static enum started load_start(struct kvt_store *store, struct kvt_load *load, b
     return STARTED;
 }
 
+static void count_grant(struct kvt_store *store, const struct kvt_load *load, uint32_t slot,
+                        bool disk)
+{
+    if (disk)
+        store->counts.load_granted_disk++;
+    else
+        store->counts.load_granted_dram++;
+    kvt_hist_time(&store->hists[disk ? KVT_HIST_LOAD_DISK_TIME : KVT_HIST_LOAD_DRAM_TIME],
+                  load->start_ns, store->turn_ns);
+    kvt_hist_add(&store->hists[disk ? KVT_HIST_LOAD_DISK_SIZE : KVT_HIST_LOAD_DRAM_SIZE],
+                 KVT_HIST_SIZE, kvt_slot_at(&store->slots, slot)->record_bytes);
+}
+
 /* Hand one READY record to the client. */
 static int32_t grant(struct kvt_store *store, struct kvt_load *load, struct kvt_load_item *i)
 {
@@ -169,10 +182,7 @@ static int32_t grant(struct kvt_store *store, struct kvt_load *load, struct kvt_
         return KVT_E_DROPPED;
     kvt_slot_unpin(&store->slots, slot);
     i->slot = KVT_SLOT_NONE;
-    if (i->tier == KVT_TIER_DISK)
-        store->counts.load_granted_disk++;
-    else
-        store->counts.load_granted_dram++;
+    count_grant(store, load, slot, i->tier == KVT_TIER_DISK);
     kvt_grant_send(store, load->client, load->cookie, i->index, 0, slot, i->tier);
     return 0;
 }
@@ -249,6 +259,7 @@ static int64_t list_turn(struct kvt_store *store, uint32_t head, bool blocked)
     int64_t now = kvt_store_now(store);
     int64_t next_run = INT64_MAX;
 
+    store->turn_ns = now;
     while (head != KVT_NO_NUMBER) {
         uint32_t next = store->loads[head].next;
         int64_t wants = load_turn(store, head, now, &blocked);

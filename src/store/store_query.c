@@ -176,6 +176,8 @@ void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kv
     }
     reply->msg.status = (int32_t)run;
     kvt_reply_send(store, client, &reply->msg);
+    kvt_hist_time(&store->hists[KVT_HIST_LOOKUP_TIME], store->last_message_ns,
+                  kvt_store_now(store));
 }
 
 void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)

@@ -41,6 +41,7 @@ bool kvt_reads_start(struct kvt_store *store, uint32_t entry, uint32_t slot, boo
     store->reads_going++;
     store->prefetch_going += prefetch;
     r->slot = slot;
+    r->start_ns = kvt_store_now(store);
     r->root = e->root;
     r->prefetch = prefetch;
     memset(&r->read, 0, sizeof(r->read));
@@ -141,6 +142,11 @@ void kvt_reads_run(struct kvt_store *store)
         r->next = store->read_free;
         store->read_free = r;
         store->activity++;
+        if (!status) {
+            kvt_hist_time(&store->hists[KVT_HIST_READ_TIME], r->start_ns, kvt_store_now(store));
+            kvt_hist_add(&store->hists[KVT_HIST_READ_SIZE], KVT_HIST_SIZE,
+                         (uint64_t)r->read.pages * KVT_PAGE_BYTES);
+        }
         finish(store, slot, root, status);
     }
 }

@@ -125,6 +125,18 @@ void kvt_handle_stat(struct kvt_store *store, uint32_t client, const struct kvt_
     kvt_reply_send(store, client, &reply->msg);
 }
 
+void kvt_handle_hist(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    struct kvt_msg_stat_reply *reply = (struct kvt_msg_stat_reply *)kvt_reply_begin(
+        store, msg, sizeof(*reply) + sizeof(store->hists));
+
+    static_assert(sizeof(struct kvt_msg_stat_reply) + sizeof(store->hists) <= KVT_MSG_BYTES_MAX,
+                  "one message");
+    memcpy(reply->values, store->hists, sizeof(store->hists));
+    reply->msg.count = KVT_HIST_KINDS * (KVT_HIST_BOUNDS + 2); /* a sum and the buckets */
+    kvt_reply_send(store, client, &reply->msg);
+}
+
 int kvt_statfile_open(struct kvt_store *store)
 {
     struct kvt_store_statfile *statfile;

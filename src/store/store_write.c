@@ -94,6 +94,10 @@ static void batch_ended(struct kvt_store *store, struct kvt_store_disk *disk,
     uint64_t rate, bytes;
 
     disk->batch_end_ns = now;
+    if (!batch->failed) {
+        kvt_hist_time(&store->hists[KVT_HIST_WRITE_TIME], batch->begun_ns, now);
+        kvt_hist_add(&store->hists[KVT_HIST_WRITE_SIZE], KVT_HIST_SIZE, batch->bytes);
+    }
     if (batch->failed || (batch->bytes < KVT_STORE_BATCH_BYTES_MIN && took < KVT_STORE_BATCH_NS))
         return;
     rate = (uint64_t)((double)batch->bytes * 1e9 / (double)took);
