@@ -5,6 +5,7 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -26,6 +27,10 @@ struct snapshot {
     uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes, arena_pinned;
     char gpu_state[256], daemon_state[512], pin_text[160];
     bool remote, huge;
+    bool answered;    /* by the store */
+    char *roots_text; /* remote: what the kvtierd says of its roots; `roots` points into it */
+    uint32_t root_count;
+    uint64_t root_used[KVT_DISKS_MAX], root_fails[KVT_DISKS_MAX];
     struct kvt_planning planning;
     uint32_t ns_count;
     struct ns_prefill {
@@ -38,6 +43,27 @@ struct snapshot {
 static_assert(sizeof(struct kvt_store_stats) == KVT_STORE_STAT_COUNT * sizeof(uint64_t),
               "the store's numbers are a plain array");
 
+/* What the store says of a root that is in use: writes that fail make its state. */
+static void root_numbers(struct snapshot *snapshot, uint32_t i)
+{
+    struct kvt_root_state *root = &snapshot->roots[i];
+    struct kvt_store_root_state state = {.failing = 0};
+    if (root->io != NULL && root->number >= 0 && (uint32_t)root->number < snapshot->roots_known)
+        memcpy(&state,
+               &snapshot->store_values[KVT_STORE_STAT_COUNT + (uint32_t)root->number * ROOT_VALUES],
+               sizeof(state));
+    if (state.failing != 0) {
+        root->error = state.failing;
+        (void)snprintf(root->state, sizeof(root->state),
+                       "disk root %.250s: writing fails, what it holds is still read: %s (%d)",
+                       root->path, kvt_strerror(state.failing), (int)state.failing);
+    } else if (root->io == NULL && root->error == 0) {
+        root->error = KVT_E_CLOSED;
+    }
+    snapshot->root_used[i] = state.bytes_used;
+    snapshot->root_fails[i] = state.read_fails;
+}
+
 static int take(struct kvt_cache *cache, struct snapshot *snapshot)
 {
     uint32_t count = 0;
@@ -48,6 +74,7 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     cache->callers++;
     rc =
         kvt_call_stat(cache, snapshot->store_values, KVT_ARRAY_LEN(snapshot->store_values), &count);
+    snapshot->answered = rc == 0;
     if (count > KVT_STORE_STAT_COUNT)
         snapshot->roots_known = (count - (uint32_t)KVT_STORE_STAT_COUNT) / ROOT_VALUES;
     if (rc == KVT_E_CLOSED && cache->remote)
@@ -86,7 +113,58 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     memcpy(snapshot->roots, cache->host.roots, sizeof(snapshot->roots));
     pthread_mutex_unlock(&cache->host.lock);
     snapshot->huge = cache->host.memory.huge;
+    snapshot->root_count = cache->settings->disk_count;
+    for (uint32_t i = 0; i < snapshot->root_count; i++)
+        root_numbers(snapshot, i);
     return 0;
+}
+
+/* One line "disk.N.what value" of the kvtierd's; the value stays where it is. */
+static void remote_root_line(struct snapshot *snapshot, char *line)
+{
+    unsigned number = KVT_DISKS_MAX;
+    char what[16] = "";
+    int at = 0;
+    if (sscanf(line, "disk.%u.%15[a-z_] %n", &number, what, &at) != 2 || number >= KVT_DISKS_MAX ||
+        at == 0)
+        return;
+    struct kvt_root_state *root = &snapshot->roots[number];
+    const char *value = line + at;
+    if (strcmp(what, "path") == 0)
+        root->path = value;
+    else if (strcmp(what, "state") == 0)
+        (void)snprintf(root->state, sizeof(root->state), "%s", value);
+    else if (strcmp(what, "backend") == 0)
+        (void)snprintf(root->backend, sizeof(root->backend), "%s", value);
+    else if (strcmp(what, "backend_why") == 0)
+        (void)snprintf(root->backend_why, sizeof(root->backend_why), "%s", value);
+    else if (strcmp(what, "why") == 0)
+        (void)snprintf(root->why, sizeof(root->why), "%s", value);
+    else if (strcmp(what, "cap_bytes") == 0)
+        root->cap_bytes = strtoull(value, NULL, 10);
+    else if (strcmp(what, "bytes_used") == 0)
+        snapshot->root_used[number] = strtoull(value, NULL, 10);
+    else if (strcmp(what, "read_fail") == 0)
+        snapshot->root_fails[number] = strtoull(value, NULL, 10);
+    root->error = strcmp(root->state, "ok") == 0 ? 0 : KVT_E_CLOSED; /* not told: only whether */
+    snapshot->root_count = KVT_MAX(snapshot->root_count, number + 1);
+}
+
+/* The roots of a store in another process: asked for over its socket, since only texts are missing.
+ * Without an answer there are none. */
+static void take_remote_roots(const struct kvt_cache *cache, struct snapshot *snapshot)
+{
+    char why[512], *rest = NULL;
+    if (!snapshot->remote || !snapshot->answered ||
+        kvt_link_ask(cache->settings->socket, "roots", &snapshot->roots_text, why, sizeof(why)) !=
+            0)
+        return;
+    for (char *line = strtok_r(snapshot->roots_text, "\n", &rest); line != NULL;
+         line = strtok_r(NULL, "\n", &rest))
+        remote_root_line(snapshot, line);
+    for (uint32_t i = 0; i < snapshot->root_count; i++)
+        if (snapshot->roots[i].path == NULL)
+            snapshot->roots[i].path = "?";
 }
 
 static void numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
@@ -103,40 +181,26 @@ static void numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
 #undef KVT_X
 }
 
-/* What the store says of a root that is in use: writes that fail make its state. */
-static void root_report(struct snapshot *snapshot, uint32_t i, kvt_stats_fn fn, void *arg)
+static void root_report(const struct snapshot *snapshot, uint32_t i, kvt_stats_fn fn, void *arg)
 {
-    struct kvt_root_state *root = &snapshot->roots[i];
-    struct kvt_store_root_state state = {.failing = 0};
     char name[48];
-    if (root->io != NULL && root->number >= 0 && (uint32_t)root->number < snapshot->roots_known)
-        memcpy(&state,
-               &snapshot->store_values[KVT_STORE_STAT_COUNT + (uint32_t)root->number * ROOT_VALUES],
-               sizeof(state));
-    if (state.failing != 0) {
-        root->error = state.failing;
-        (void)snprintf(root->state, sizeof(root->state),
-                       "disk root %.250s: writing fails, what it holds is still read: %s (%d)",
-                       root->path, kvt_strerror(state.failing), (int)state.failing);
-    }
     (void)snprintf(name, sizeof(name), "disk.%" PRIu32 ".bytes_used", i);
-    fn(arg, name, state.bytes_used, NULL, "bytes of all files of this root");
+    fn(arg, name, snapshot->root_used[i], NULL, "bytes of all files of this root");
     (void)snprintf(name, sizeof(name), "disk.%" PRIu32 ".read_fail", i);
-    fn(arg, name, state.read_fails, NULL, "reads of this root that failed");
+    fn(arg, name, snapshot->root_fails[i], NULL, "reads of this root that failed");
 }
 
 /* "disk.state" and its like: the first root that is off, else the first one. "disk.0.state" and so
  * on are there for each. */
-static void root_texts(const struct kvt_cache *cache, struct snapshot *snapshot, kvt_stats_fn fn,
-                       void *arg)
+static void root_texts(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
 {
     static const char none[] = "none";
-    uint32_t count = snapshot->remote ? 0 : cache->settings->disk_count;
+    const uint32_t count = snapshot->root_count;
     for (uint32_t i = 0; i < count; i++)
         root_report(snapshot, i, fn, arg);
     const struct kvt_root_state *first = count > 0 ? &snapshot->roots[0] : NULL;
     for (uint32_t i = 0; i < count; i++) {
-        if (snapshot->roots[i].io == NULL || snapshot->roots[i].error != 0) {
+        if (snapshot->roots[i].error != 0) {
             first = &snapshot->roots[i];
             break;
         }
@@ -222,7 +286,8 @@ static const char *state_of(struct kvt_cache *cache)
     return cache->settings->shadow ? "shadow" : "on";
 }
 
-int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
+/* roots: also what has to be asked for apart. */
+static int stats_each(struct kvt_cache *cache, bool roots, kvt_stats_fn fn, void *arg)
 {
     struct snapshot snapshot;
     if (cache == NULL || fn == NULL)
@@ -230,6 +295,8 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
     int rc = take(cache, &snapshot);
     if (rc != 0)
         return rc;
+    if (roots)
+        take_remote_roots(cache, &snapshot);
     numbers(&snapshot, fn, arg);
     fn(arg, "version", 0, kvt_version(), "version of the library");
     fn(arg, "build", 0, kvt_build_info(), "how the library was built");
@@ -245,11 +312,17 @@ int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
        "the GPU of the last pool in GPU memory, or why not");
     fn(arg, "daemon.state", 0, snapshot.remote ? snapshot.daemon_state : "none: store=process",
        "connected, or why there is no kvtierd");
-    root_texts(cache, &snapshot, fn, arg);
+    root_texts(&snapshot, fn, arg);
     plan_numbers(&snapshot, fn, arg);
     struct config_arg to = {fn, arg};
     kvt_config_each(cache->config, config_text, &to);
+    free(snapshot.roots_text);
     return 0;
+}
+
+int kvt_stats_each(struct kvt_cache *cache, kvt_stats_fn fn, void *arg)
+{
+    return stats_each(cache, true, fn, arg);
 }
 
 size_t kvt_stats_lines(void *arg, char *text, size_t room)
@@ -300,7 +373,8 @@ int kvt_stats_get(struct kvt_cache *cache, const char *name, uint64_t *value)
     if (cache == NULL || name == NULL || value == NULL)
         return KVT_E_INVAL;
     struct find find = {.name = name};
-    int rc = kvt_stats_each(cache, find_number, &find);
+    const bool root = strncmp(name, "disk.", 5) == 0 && name[5] >= '0' && name[5] <= '9';
+    int rc = stats_each(cache, root, find_number, &find);
     if (rc != 0)
         return rc;
     *value = find.value;

@@ -53,6 +53,8 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
             kvt_settings_root_writes(settings, host->roots[i].cap_bytes);
         params->root_count++;
     }
+    if (params->root_count == 0)
+        params->no_root_status = kvt_roots_missing(host);
 }
 
 /* Open the store; a root whose log cannot be opened is left out, unless it is required. */

@@ -61,6 +61,7 @@ struct kvt_store_params {
     uint32_t root_count;
     struct kvt_store_root roots[KVT_STORE_ROOTS_MAX];
     uint32_t roots_pending; /* roots that may still come by kvt_store_root_join() */
+    int32_t no_root_status; /* what FLUSH answers while no root is in use; 0: nothing was wanted */
     uint64_t seed;          /* fingerprint secret and others */
     int test_collide; /* enum kvt_index_collide: tests force collisions of the index; else 0 */
     struct kvt_clock clock;

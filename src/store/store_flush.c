@@ -52,6 +52,10 @@ void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt
 {
     struct kvt_store_flush *flush = store->flushes;
 
+    if (!store->disk_count && store->params.no_root_status) {
+        kvt_reply_status(store, client, msg->op, msg->cookie, store->params.no_root_status);
+        return;
+    }
     while (flush < store->flushes + KVT_STORE_FLUSHES && flush->state != FLUSH_FREE)
         flush++;
     if (flush == store->flushes + KVT_STORE_FLUSHES) {
