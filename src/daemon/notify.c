@@ -57,3 +57,19 @@ int kvt_passed_socket(void)
     (void)fcntl(FIRST_FD, F_SETFL, fcntl(FIRST_FD, F_GETFL) | O_NONBLOCK);
     return FIRST_FD;
 }
+
+int kvt_passed_path(int fd, char *path, size_t len)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNSPEC};
+    socklen_t bytes = sizeof(address);
+    if (getsockname(fd, (struct sockaddr *)&address, &bytes) != 0 ||
+        address.sun_family != AF_UNIX || bytes <= offsetof(struct sockaddr_un, sun_path) ||
+        address.sun_path[0] != '/')
+        return KVT_E_INVAL;
+    size_t n = strnlen(address.sun_path, bytes - offsetof(struct sockaddr_un, sun_path));
+    if (n >= len)
+        return KVT_E_INVAL;
+    memcpy(path, address.sun_path, n);
+    path[n] = '\0';
+    return 0;
+}

@@ -141,10 +141,27 @@ static int rings_make(struct kvt_peer *peer)
     return peer->wire.request_fd < 0 || peer->wire.reply_fd < 0 ? -errno : 0;
 }
 
+/* Whether the process has connections behind it that still hold something, and may have no more. */
+static bool parted_often(const struct kvt_server *server, const struct kvt_peer *peer)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
+        count += server->peers[i].state == KVT_PEER_BROKEN && server->peers[i].pid == peer->pid &&
+                 server->peers[i].uid == peer->uid;
+    return count >= (peer->pid > 0 ? KVT_PARTED_MAX : KVT_PARTED_HIDDEN_MAX);
+}
+
 static void engine_begin(struct kvt_server *server, struct kvt_peer *peer)
 {
     struct kvt_host *host = server->params.host;
     struct kvt_welcome welcome;
+    if (parted_often(server, peer)) {
+        server->stats.refused_full++;
+        refuse(server, peer, KVT_E_LIMIT,
+               "earlier connections of this process were broken off and may still write to what "
+               "they hold: end the process, and start it again");
+        return;
+    }
     int rc = rings_make(peer);
     if (rc == 0) {
         peer->wire.broken_fd = server->broken_fd;
@@ -153,8 +170,11 @@ static void engine_begin(struct kvt_server *server, struct kvt_peer *peer)
     if (rc == KVT_E_LIMIT)
         server->stats.refused_full++;
     if (rc != 0) {
-        refuse(server, peer, rc, rc == KVT_E_LIMIT ? "64 clients are connected already" : "%s",
-               kvt_strerror(rc));
+        if (rc == KVT_E_LIMIT)
+            refuse(server, peer, rc, "%u clients are connected already: the most there can be",
+                   KVT_OWNER_CLIENTS_MAX - 1); /* one is the daemon's own */
+        else
+            refuse(server, peer, rc, "%s", kvt_strerror(rc));
         return;
     }
     peer->state = KVT_PEER_ENGINE;
@@ -216,28 +236,55 @@ static void greet(struct kvt_server *server, struct kvt_peer *peer, struct kvt_h
         kvt_peer_end(server, peer);
 }
 
+void kvt_peer_write(struct kvt_server *server, struct kvt_peer *peer)
+{
+    const size_t len = strlen(peer->answer);
+    while (peer->answer_at < len) {
+        size_t bytes = KVT_MIN(len - peer->answer_at, (size_t)ANSWER_CHUNK);
+        int rc = kvt_sock_send(peer->sock, peer->answer + peer->answer_at, bytes, NULL, 0);
+        if (rc == -EAGAIN)
+            return; /* when it has read some; not longer than until_ns */
+        if (rc != 0)
+            break;
+        peer->answer_at += bytes;
+    }
+    kvt_peer_end(server, peer);
+}
+
 static void answer(struct kvt_server *server, struct kvt_peer *peer, const char *question)
 {
-    char *text = NULL;
     int rc = server->params.answer == NULL
                  ? KVT_E_UNSUPPORTED
-                 : server->params.answer(server->params.answer_ctx, question, &text);
-    size_t len = rc == 0 && text != NULL ? strlen(text) : 0;
-    for (size_t at = 0; at < len; at += ANSWER_CHUNK) /* who does not read gets no more */
-        if (kvt_sock_send(peer->sock, text + at, KVT_MIN(len - at, (size_t)ANSWER_CHUNK), NULL,
-                          0) != 0)
-            break;
-    free(text);
-    kvt_peer_end(server, peer);
+                 : server->params.answer(server->params.answer_ctx, question, &peer->answer);
+    if (rc != 0 || peer->answer == NULL) {
+        kvt_peer_end(server, peer);
+        return;
+    }
+    peer->answer_at = 0;
+    peer->until_ns = now_of(server) + KVT_HELLO_NS;
+    kvt_peer_write(server, peer);
 }
 
 /* ---- ends ---------------------------------------------------------------------------------- */
 
+static void wire_close(struct kvt_peer *peer)
+{
+    if (peer->wire.request_fd >= 0)
+        (void)close(peer->wire.request_fd);
+    if (peer->wire.reply_fd >= 0)
+        (void)close(peer->wire.reply_fd);
+    peer->wire.request_fd = peer->wire.reply_fd = -1;
+    kvt_arena_unmap(&peer->rings);
+}
+
 /* The socket of an engine has ended without BYE, or it broke the protocol: it gets nothing more,
- * and what it is filling stays its own until its process has ended. */
+ * its place is for others, and what it is filling stays its own until its process has ended. */
 static void expel(struct kvt_server *server, struct kvt_peer *peer)
 {
-    kvt_owner_expel(server->params.host->owner, peer->number);
+    if (peer->state == KVT_PEER_ENGINE) {
+        kvt_owner_part(server->params.host->owner, peer->number);
+        wire_close(peer);
+    }
     peer->state = KVT_PEER_BROKEN;
     peer->until_ns = peer->pidfd < 0 && peer->sock < 0 ? now_of(server) + KVT_DYING_NS : INT64_MAX;
 }
@@ -316,17 +363,17 @@ void kvt_peer_broke(struct kvt_server *server, struct kvt_peer *peer)
 
 void kvt_peer_end(struct kvt_server *server, struct kvt_peer *peer)
 {
-    if (peer->state == KVT_PEER_ENGINE || peer->state == KVT_PEER_BROKEN)
+    if (peer->state == KVT_PEER_ENGINE)
         kvt_owner_detach(server->params.host->owner, peer->number);
+    else if (peer->state == KVT_PEER_BROKEN)
+        kvt_owner_reclaim(server->params.host->owner, peer->number);
     if (peer->sock >= 0)
         (void)close(peer->sock);
     if (peer->pidfd >= 0)
         (void)close(peer->pidfd);
-    if (peer->wire.request_fd >= 0)
-        (void)close(peer->wire.request_fd);
-    if (peer->wire.reply_fd >= 0)
-        (void)close(peer->wire.reply_fd);
-    kvt_arena_unmap(&peer->rings);
+    wire_close(peer);
+    free(peer->answer);
+    peer->answer = NULL;
     peer->state = KVT_PEER_FREE;
     peer->sock = peer->pidfd = -1;
 }

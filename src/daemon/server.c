@@ -110,9 +110,9 @@ struct turn { /* what is polled, and whose it is */
 
 enum { AT_WAKE, AT_BROKEN, AT_LISTEN, AT_PEERS };
 
-static void turn_add(struct turn *turn, int fd, struct kvt_peer *whose)
+static void turn_add(struct turn *turn, int fd, short events, struct kvt_peer *whose)
 {
-    turn->fds[turn->count] = (struct pollfd){.fd = fd, .events = POLLIN};
+    turn->fds[turn->count] = (struct pollfd){.fd = fd, .events = events};
     turn->whose[turn->count++] = whose;
 }
 
@@ -121,17 +121,17 @@ static int turn_make(struct kvt_server *server, struct turn *turn, bool listenin
 {
     int64_t until = INT64_MAX, now = kvt_clock_now(&server->params.host->clock);
     turn->count = 0;
-    turn_add(turn, server->wake_fd, NULL);
-    turn_add(turn, server->broken_fd, NULL);
-    turn_add(turn, listening ? server->listen_fd : -1, NULL);
+    turn_add(turn, server->wake_fd, POLLIN, NULL);
+    turn_add(turn, server->broken_fd, POLLIN, NULL);
+    turn_add(turn, listening ? server->listen_fd : -1, POLLIN, NULL);
     for (uint32_t i = 0; i < KVT_PEERS_MAX; i++) {
         struct kvt_peer *peer = &server->peers[i];
         if (peer->state == KVT_PEER_FREE)
             continue;
         if (peer->sock >= 0)
-            turn_add(turn, peer->sock, peer);
+            turn_add(turn, peer->sock, peer->answer != NULL ? POLLOUT : POLLIN, peer);
         if (peer->pidfd >= 0)
-            turn_add(turn, peer->pidfd, peer);
+            turn_add(turn, peer->pidfd, POLLIN, peer);
         until = KVT_MIN(until, peer->until_ns);
     }
     if (until == INT64_MAX)
@@ -173,6 +173,8 @@ static void peers_turn(struct kvt_server *server, struct turn *turn)
             continue;
         if (turn->fds[i].fd == peer->pidfd)
             kvt_peer_died(server, peer);
+        else if (turn->fds[i].fd == peer->sock && peer->answer != NULL)
+            kvt_peer_write(server, peer);
         else if (turn->fds[i].fd == peer->sock)
             kvt_peer_read(server, peer);
     }

@@ -21,7 +21,11 @@
 #include "daemon/server.h"
 #include "format/handshake.h"
 
-#define KVT_PEERS_MAX 128u
+#define KVT_PEERS_MAX 256u /* more than the owner has places: some greet, or wait for their end */
+/* Connections of one process that ended without BYE while it lives on. Each may hold what it was
+ * filling, an eighth of DRAM and at most a quarter. */
+#define KVT_PARTED_MAX 2u
+#define KVT_PARTED_HIDDEN_MAX 8u /* the same where processes cannot be told apart */
 #define KVT_HELLO_NS INT64_C(2000000000)
 /* A process whose end the kernel does not tell us: its threads are taken to be gone by then. */
 #define KVT_DYING_NS INT64_C(1500000000)
@@ -42,10 +46,12 @@ struct kvt_peer {
     pid_t pid;   /* 0: in another pid namespace */
     uid_t uid;
     int64_t until_ns; /* GREETING, CONTROL, BROKEN without pidfd: not longer than that */
-    uint32_t number;  /* ENGINE, BROKEN: the owner's */
+    uint32_t number;  /* ENGINE: the owner's; BROKEN: of what is to be reclaimed */
     struct kvt_wire wire;
     struct kvt_arena_map rings;
     char name[48];
+    char *answer; /* CONTROL: what is being sent; NULL: nothing */
+    size_t answer_at;
 };
 
 struct kvt_server {
@@ -65,6 +71,8 @@ struct kvt_server {
 /* peer.c; all on the server's thread. */
 /* Somebody has connected: sock is ours from now on. */
 void kvt_peer_new(struct kvt_server *server, int sock);
+/* CONTROL: the socket takes more of the answer. */
+void kvt_peer_write(struct kvt_server *server, struct kvt_peer *peer);
 /* Its socket has something, or has ended. */
 void kvt_peer_read(struct kvt_server *server, struct kvt_peer *peer);
 /* Its process has ended. */

@@ -8,7 +8,9 @@
  * go of it) -> FREE. A client whose reply ring is full, or whose messages are broken, becomes
  * BROKEN: its reply ring is closed, which tells it; it loses its pins and grants at once, and what
  * it was filling when it is detached: until then its threads may still write there, and a slot that
- * somebody else fills meanwhile would get a valid checksum over their bytes.
+ * somebody else fills meanwhile would get a valid checksum over their bytes. PARTING (part) frees
+ * the place before that: what was being filled is known by the client's number alone, and numbers
+ * do not come back.
  * Threads: attach, detach and enable from any; everything of the store on the owner's.
  */
 #include "store/owner.h"
@@ -27,14 +29,23 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 
-#define CLIENTS_MAX 64u      /* low bits of a client's number */
+#define CLIENTS_MAX KVT_OWNER_CLIENTS_MAX /* the low bits of a client's number */
+#define RECLAIMS_MAX 64u
 #define MESSAGES_PER_TURN 64 /* of one client, before others and the store get their turn */
 
-enum place { PLACE_FREE, PLACE_TAKEN, PLACE_LIVE, PLACE_LEAVING, PLACE_BROKEN, PLACE_GONE };
+enum place {
+    PLACE_FREE,
+    PLACE_TAKEN,
+    PLACE_LIVE,
+    PLACE_LEAVING,
+    PLACE_PARTING,
+    PLACE_BROKEN,
+    PLACE_GONE
+};
 
 struct client {
     _Atomic int place;
-    uint32_t number; /* life << 6 | index: a later client of this place has another number */
+    uint32_t number;          /* life and index: a later client of this place has another number */
     struct kvt_ring requests; /* consumer side */
     struct kvt_ring replies;  /* producer side */
     bool remote; /* of another process: it has a request fd of its own, and no second chance */
@@ -62,6 +73,10 @@ struct kvt_owner {
     bool root_joining;                 /* the owner's: it is the store's, and being taken in */
     int root_result;
     uint32_t lives;
+    _Atomic uint32_t places; /* those from here on have never been used */
+    _Atomic int reclaim_wanted;
+    uint32_t reclaim_count; /* under lock */
+    uint32_t reclaims[RECLAIMS_MAX];
     struct client clients[CLIENTS_MAX];
     _Alignas(8) uint8_t message[KVT_MSG_BYTES_MAX];
 };
@@ -114,12 +129,20 @@ static int place_of(const struct client *client)
     return atomic_load_explicit(&client->place, memory_order_acquire);
 }
 
-/* The thread lets go of a client; place says what it is from now on. */
-static void let_go(struct kvt_owner *owner, struct client *client, int place)
+/* The thread touches nothing of a client's any more, and says so. */
+static void let_go(struct kvt_owner *owner, struct client *client)
 {
-    kvt_store_client_gone(owner->store, client->number);
+    pthread_mutex_lock(&owner->lock);
     /* release: pairs with detach(), which lets go of the rings when it sees GONE */
-    atomic_store_explicit(&client->place, place, memory_order_release);
+    atomic_store_explicit(&client->place, PLACE_GONE, memory_order_release);
+    pthread_cond_broadcast(&owner->left);
+    pthread_mutex_unlock(&owner->lock);
+}
+
+/* acquire: pairs with the release of attach(), which has made the place before */
+static uint32_t places(const struct kvt_owner *owner)
+{
+    return atomic_load_explicit(&owner->places, memory_order_acquire);
 }
 
 void kvt_owner_reply(void *ctx, uint32_t client_number, const struct kvt_msg *msg)
@@ -198,24 +221,42 @@ static bool clients_turn(struct kvt_owner *owner)
 {
     bool any = false;
 
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
+    for (uint32_t i = 0; i < places(owner); i++) {
         struct client *client = &owner->clients[i];
         int place = place_of(client);
 
         if (place == PLACE_LIVE)
             any = client_turn(owner, client) || any;
         place = place_of(client);
-        if (place == PLACE_BROKEN && !client->told)
+        if ((place == PLACE_BROKEN || place == PLACE_PARTING) && !client->told)
             tell_broken(owner, client);
-        if (place == PLACE_LEAVING) {
-            let_go(owner, client, PLACE_GONE);
-            pthread_mutex_lock(&owner->lock);
-            pthread_cond_broadcast(&owner->left);
-            pthread_mutex_unlock(&owner->lock);
-            any = true;
-        }
+        if (place != PLACE_LEAVING && place != PLACE_PARTING)
+            continue;
+        if (place == PLACE_LEAVING)
+            kvt_store_client_gone(owner->store, client->number);
+        let_go(owner, client);
+        any = true;
     }
     return any;
+}
+
+/* What clients that have ended were filling is taken back. */
+static void reclaim_turn(struct kvt_owner *owner)
+{
+    uint32_t numbers[RECLAIMS_MAX], count;
+
+    /* relaxed: the lock orders what it is about */
+    if (!atomic_load_explicit(&owner->reclaim_wanted, memory_order_relaxed))
+        return;
+    pthread_mutex_lock(&owner->lock);
+    count = owner->reclaim_count;
+    memcpy(numbers, owner->reclaims, count * sizeof(numbers[0]));
+    owner->reclaim_count = 0;
+    atomic_store_explicit(&owner->reclaim_wanted, 0, memory_order_relaxed);
+    pthread_cond_broadcast(&owner->left);
+    pthread_mutex_unlock(&owner->lock);
+    for (uint32_t i = 0; i < count; i++)
+        kvt_store_client_gone(owner->store, numbers[i]);
 }
 
 /* Announce sleep in every ring. false: somebody has sent something meanwhile. */
@@ -223,7 +264,7 @@ static bool announce(struct kvt_owner *owner)
 {
     bool quiet = true;
 
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++)
+    for (uint32_t i = 0; i < places(owner); i++)
         if (place_of(&owner->clients[i]) == PLACE_LIVE)
             quiet = kvt_ring_sleep(&owner->clients[i].requests) && quiet;
     return quiet;
@@ -231,7 +272,7 @@ static bool announce(struct kvt_owner *owner)
 
 static void awake(struct kvt_owner *owner)
 {
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++)
+    for (uint32_t i = 0; i < places(owner); i++)
         if (place_of(&owner->clients[i]) == PLACE_LIVE)
             kvt_ring_awake(&owner->clients[i].requests);
 }
@@ -242,7 +283,7 @@ static nfds_t poll_set(struct kvt_owner *owner, struct pollfd *fds, nfds_t *own)
     nfds_t count = 0;
 
     fds[count++] = (struct pollfd){.fd = owner->wake_fd, .events = POLLIN};
-    for (uint32_t i = 0; i < CLIENTS_MAX; i++) {
+    for (uint32_t i = 0; i < places(owner); i++) {
         const struct client *client = &owner->clients[i];
 
         if (place_of(client) == PLACE_LIVE && client->remote)
@@ -368,6 +409,7 @@ static void *owner_thread(void *arg)
             kvt_store_enable(owner->store, want);
         enabled = want;
         root_turn(owner);
+        reclaim_turn(owner);
         any = clients_turn(owner);
         next_run = kvt_store_run(owner->store);
         if (any || owner->again) {
@@ -473,6 +515,8 @@ int kvt_owner_attach(struct kvt_owner *owner, const struct kvt_wire *wire, uint3
     if (client) {
         atomic_store_explicit(&client->place, PLACE_TAKEN, memory_order_relaxed);
         client->number = ++owner->lives * CLIENTS_MAX + (index - 1);
+        if (index > places(owner)) /* release: the loop that sees it sees a place that is TAKEN */
+            atomic_store_explicit(&owner->places, index, memory_order_release);
     }
     pthread_mutex_unlock(&owner->lock);
     if (!client)
@@ -515,11 +559,12 @@ int kvt_owner_broken(const struct kvt_owner *owner, uint32_t number)
     return place_of(client) == PLACE_BROKEN;
 }
 
-void kvt_owner_detach(struct kvt_owner *owner, uint32_t number)
+/* The place becomes free by way of LEAVING or PARTING. */
+static void place_end(struct kvt_owner *owner, uint32_t number, int how)
 {
     struct client *client = &owner->clients[number % CLIENTS_MAX];
 
-    atomic_store_explicit(&client->place, PLACE_LEAVING, memory_order_release);
+    atomic_store_explicit(&client->place, how, memory_order_release);
     wake(owner);
     pthread_mutex_lock(&owner->lock);
     while (place_of(client) != PLACE_GONE)
@@ -527,6 +572,29 @@ void kvt_owner_detach(struct kvt_owner *owner, uint32_t number)
     pthread_mutex_unlock(&owner->lock);
     wire_free(client);
     atomic_store_explicit(&client->place, PLACE_FREE, memory_order_release);
+}
+
+void kvt_owner_detach(struct kvt_owner *owner, uint32_t number)
+{
+    place_end(owner, number, PLACE_LEAVING);
+}
+
+void kvt_owner_part(struct kvt_owner *owner, uint32_t number)
+{
+    /* relaxed: the place orders it */
+    atomic_store_explicit(&owner->clients[number % CLIENTS_MAX].expelled, 1, memory_order_relaxed);
+    place_end(owner, number, PLACE_PARTING);
+}
+
+void kvt_owner_reclaim(struct kvt_owner *owner, uint32_t number)
+{
+    pthread_mutex_lock(&owner->lock);
+    while (owner->reclaim_count == RECLAIMS_MAX)
+        pthread_cond_wait(&owner->left, &owner->lock);
+    owner->reclaims[owner->reclaim_count++] = number;
+    atomic_store_explicit(&owner->reclaim_wanted, 1, memory_order_relaxed);
+    pthread_mutex_unlock(&owner->lock);
+    wake(owner);
 }
 
 int kvt_owner_connect(struct kvt_owner *owner, uint32_t ring_bytes, struct kvt_channel *out)

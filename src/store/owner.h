@@ -14,6 +14,9 @@
 
 struct kvt_owner;
 
+/* Clients at a time. kvtierd asks for its own numbers as one of them. */
+#define KVT_OWNER_CLIENTS_MAX 128u
+
 /* A client's end of its connection. Requests are pushed under the client's own lock. */
 struct kvt_channel {
     struct kvt_ring requests; /* producer side */
@@ -68,6 +71,11 @@ kvt_owner_attach(struct kvt_owner *owner, const struct kvt_wire *wire, uint32_t 
 void kvt_owner_detach(struct kvt_owner *owner, uint32_t client);
 /* Disconnect a client as if it had broken the protocol; it is still to be detached. Any thread. */
 void kvt_owner_expel(struct kvt_owner *owner, uint32_t client);
+/* The same, and its place is free for others: its rings and descriptors are not touched any more
+ * when this returns. What it was filling stays its own until kvt_owner_reclaim(), which is due in
+ * the place of kvt_owner_detach() and does not wait. Blocks until the owner has done it. */
+void kvt_owner_part(struct kvt_owner *owner, uint32_t client);
+void kvt_owner_reclaim(struct kvt_owner *owner, uint32_t client);
 /* Whether the client has broken the protocol and only waits to be detached. Any thread. */
 int kvt_owner_broken(const struct kvt_owner *owner, uint32_t client);
 

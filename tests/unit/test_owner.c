@@ -359,9 +359,65 @@ static void test_idle_sleeps(void **state)
     fixture_close(&f);
 }
 
+/* A client that is parted with costs no place, keeps what it was filling, and loses that, and only
+ * that, when it is reclaimed: as often as there are places, and more. */
+static void test_parted_clients(void **state)
+{
+    enum { ROUNDS = 5, HELD = 3 };
+    struct kvt_channel channel, good;
+    uint32_t numbers[ROUNDS];
+    struct fixture f;
+    uint32_t ns;
+
+    (void)state;
+    fixture_open(&f, false);
+    assert_int_equal(kvt_owner_connect(f.owner, RING, &good), 0);
+    ns = open_ns(&good);
+    assert_int_equal(store_block(&good, ns, 1), 0);
+    for (uint64_t i = 0; i < ROUNDS; i++) {
+        static union reply reply;
+        struct one_key request = {0};
+
+        assert_int_equal(kvt_owner_connect(f.owner, RING, &channel), 0);
+        numbers[i] = channel.client;
+        ns = open_ns(&channel);
+        assert_int_equal(load_block(&channel, ns, 1, false), 0); /* a grant, never released */
+        for (uint64_t held = 0; held < HELD; held++) {
+            request.u.alloc.msg = (struct kvt_msg){.bytes = sizeof(struct kvt_msg_alloc) + 40,
+                                                   .op = KVT_OP_ALLOC,
+                                                   .cookie = 2,
+                                                   .ns = ns,
+                                                   .count = 1};
+            request.u.alloc.map = 2;
+            request.u.alloc.keys[0] = key_of(100 + i * HELD + held);
+            send_msg(&channel, &request, request.u.alloc.msg.bytes);
+            assert_true(next_reply(&channel, &reply) > 0);
+            assert_int_equal(reply.alloc.entries[0].status, 0);
+        }
+        assert_int_equal(STAT(&good, dram_pins), i * HELD + HELD + 1);
+        kvt_owner_part(f.owner, channel.client); /* frees the memory of its rings too */
+        assert_int_equal(STAT(&good, dram_pins), (i + 1) * HELD); /* the grant is gone */
+    }
+    for (int i = 0; i < 3 * (int)KVT_OWNER_CLIENTS_MAX; i++) {
+        assert_int_equal(kvt_owner_connect(f.owner, 4096, &channel), 0);
+        kvt_owner_part(f.owner, channel.client);
+        kvt_owner_reclaim(f.owner, channel.client);
+    }
+    for (uint32_t i = ROUNDS; i-- > 0;) {
+        assert_int_equal(STAT(&good, dram_pins), (i + 1) * HELD);
+        kvt_owner_reclaim(f.owner, numbers[i]);
+        for (int tries = 0; tries < 5000 && STAT(&good, dram_pins) != i * HELD; tries++)
+            usleep(1000);
+    }
+    assert_int_equal(STAT(&good, dram_pins), 0);
+    assert_int_equal(load_block(&good, ns, 1, true), 0);
+    kvt_owner_disconnect(f.owner, &good);
+    fixture_close(&f);
+}
+
 static void test_limits(void **state)
 {
-    struct kvt_channel channels[65];
+    struct kvt_channel channels[KVT_OWNER_CLIENTS_MAX + 1];
     struct kvt_owner *owner;
     struct fixture f;
 
@@ -370,10 +426,11 @@ static void test_limits(void **state)
     kvt_owner_stop(owner, 0); /* never started: just freed */
     fixture_open(&f, false);
     assert_int_equal(kvt_owner_connect(f.owner, 1000, &channels[0]), KVT_E_INVAL);
-    for (int i = 0; i < 64; i++)
+    for (uint32_t i = 0; i < KVT_OWNER_CLIENTS_MAX; i++)
         assert_int_equal(kvt_owner_connect(f.owner, 4096, &channels[i]), 0);
-    assert_int_equal(kvt_owner_connect(f.owner, 4096, &channels[64]), KVT_E_LIMIT);
-    for (int i = 0; i < 64; i += 2)
+    assert_int_equal(kvt_owner_connect(f.owner, 4096, &channels[KVT_OWNER_CLIENTS_MAX]),
+                     KVT_E_LIMIT);
+    for (uint32_t i = 0; i < KVT_OWNER_CLIENTS_MAX; i += 2)
         kvt_owner_disconnect(f.owner, &channels[i]);
     fixture_close(&f); /* the others are dead after this */
 }
@@ -381,9 +438,9 @@ static void test_limits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trips), cmocka_unit_test(test_many_clients),
-        cmocka_unit_test(test_bad_clients), cmocka_unit_test(test_idle_sleeps),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_round_trips),    cmocka_unit_test(test_many_clients),
+        cmocka_unit_test(test_bad_clients),    cmocka_unit_test(test_idle_sleeps),
+        cmocka_unit_test(test_parted_clients), cmocka_unit_test(test_limits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
