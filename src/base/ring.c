@@ -10,8 +10,11 @@
 #include "base/ring.h"
 
 #include <errno.h>
+#include <linux/futex.h>
 #include <stdbool.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -74,6 +77,25 @@ static void ring_event(int fd)
         ;
 }
 
+void kvt_ring_word_wake(_Atomic uint32_t *word)
+{
+    uint32_t asleep = KVT_RING_BY_WORD;
+
+    /* one that is about to sleep finds another value; an announcement for the event fd stays */
+    (void)atomic_compare_exchange_strong_explicit(word, &asleep, KVT_RING_AWAKE,
+                                                  memory_order_seq_cst, memory_order_seq_cst);
+    /* Not private: the other side may be another process. It fails when nobody has it mapped. */
+    (void)syscall(SYS_futex, (void *)word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+void kvt_ring_word_wait(_Atomic uint32_t *word, int64_t timeout_ns)
+{
+    struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+
+    /* any end will do: the caller looks at everything again */
+    (void)syscall(SYS_futex, (void *)word, FUTEX_WAIT, KVT_RING_BY_WORD, &limit, NULL, 0);
+}
+
 /* Ring the consumer if it announced sleep. */
 static void wake_consumer(struct kvt_ring *ring)
 {
@@ -81,7 +103,12 @@ static void wake_consumer(struct kvt_ring *ring)
 
     if (atomic_load_explicit(&shared->sleeping, memory_order_seq_cst)) {
         /* one ring per sleep is enough; the consumer's kvt_ring_awake() is the partner */
-        if (atomic_exchange_explicit(&shared->sleeping, 0, memory_order_seq_cst))
+        uint32_t how =
+            atomic_exchange_explicit(&shared->sleeping, KVT_RING_AWAKE, memory_order_seq_cst);
+
+        if (how == KVT_RING_BY_WORD)
+            kvt_ring_word_wake(&shared->sleeping);
+        else if (how != KVT_RING_AWAKE)
             ring_event(ring->event_fd);
     }
 }
@@ -195,19 +222,29 @@ void kvt_ring_pop(struct kvt_ring *ring)
         give_back(ring, bytes);
 }
 
-int kvt_ring_sleep(struct kvt_ring *ring)
+static bool announce(struct kvt_ring *ring, uint32_t how)
 {
     /* seq_cst on all: Dekker with publish_tail() and kvt_ring_close() */
-    atomic_store_explicit(&ring->shared->sleeping, 1, memory_order_seq_cst);
+    atomic_store_explicit(&ring->shared->sleeping, how, memory_order_seq_cst);
     if (atomic_load_explicit(&ring->shared->tail, memory_order_seq_cst) == ring->head &&
         !atomic_load_explicit(&ring->shared->closed, memory_order_seq_cst))
-        return 1;
+        return true;
     kvt_ring_awake(ring);
-    return 0;
+    return false;
+}
+
+int kvt_ring_sleep(struct kvt_ring *ring)
+{
+    return announce(ring, KVT_RING_BY_EVENT);
+}
+
+_Atomic uint32_t *kvt_ring_sleep_word(struct kvt_ring *ring)
+{
+    return announce(ring, KVT_RING_BY_WORD) ? &ring->shared->sleeping : NULL;
 }
 
 void kvt_ring_awake(struct kvt_ring *ring)
 {
     /* relaxed: a producer that still sees 1 rings once too often, which is harmless */
-    atomic_store_explicit(&ring->shared->sleeping, 0, memory_order_relaxed);
+    atomic_store_explicit(&ring->shared->sleeping, KVT_RING_AWAKE, memory_order_relaxed);
 }

@@ -6,6 +6,7 @@
  * reads it with acquire, and gives space back by a release store to `head`.
  * Sleeping: the consumer sets `sleeping`, rechecks, and waits on its event fd; the producer rings
  * the event fd only when `sleeping` is set (seq_cst on both sides: it is a Dekker handshake).
+ * Who waits for nothing else sleeps on the word itself (a futex) and is woken without a descriptor.
  * Trust: sizes read from the ring are checked; a malformed ring gives KVT_E_CORRUPT.
  */
 #ifndef KVT_BASE_RING_H
@@ -16,12 +17,14 @@
 #include <stdint.h>
 
 struct kvt_ring_shared { /* lives in the (shared) mapping, 64-byte aligned, followed by data */
-    _Alignas(64) _Atomic uint64_t head; /* consumer position, bytes, monotonic */
-    _Alignas(64) _Atomic uint64_t tail; /* producer position */
-    _Alignas(64) _Atomic uint32_t sleeping;
+    _Alignas(64) _Atomic uint64_t head;     /* consumer position, bytes, monotonic */
+    _Alignas(64) _Atomic uint64_t tail;     /* producer position */
+    _Alignas(64) _Atomic uint32_t sleeping; /* enum kvt_ring_sleeping */
     _Atomic uint32_t closed;
     uint32_t reserved[14];
 };
+
+enum kvt_ring_sleeping { KVT_RING_AWAKE = 0, KVT_RING_BY_EVENT = 1, KVT_RING_BY_WORD = 2 };
 
 struct kvt_ring { /* each side's private view */
     struct kvt_ring_shared *shared;
@@ -67,5 +70,12 @@ int kvt_ring_closed(struct kvt_ring *ring);
  * rings may share one): whoever waits on the fd empties it, before it looks into the rings. */
 int kvt_ring_sleep(struct kvt_ring *ring);
 void kvt_ring_awake(struct kvt_ring *ring);
+
+/* Consumer: announce sleep on the word. NULL: a frame arrived meanwhile or the ring is closed.
+ * kvt_ring_word_wait() then sleeps until the producer, or kvt_ring_word_wake(), ends it, or for
+ * timeout_ns; it may end earlier, and uses no ring: its memory may be unmapped meanwhile. */
+_Atomic uint32_t *kvt_ring_sleep_word(struct kvt_ring *ring);
+void kvt_ring_word_wait(_Atomic uint32_t *word, int64_t timeout_ns);
+void kvt_ring_word_wake(_Atomic uint32_t *word);
 
 #endif

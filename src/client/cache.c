@@ -278,6 +278,21 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
     return 0;
 }
 
+int kvt_open_at(const char *where, struct kvt_cache **out, char *error, size_t error_len)
+{
+    struct kvt_config *config = NULL;
+    int rc = kvt_config_new(&config);
+    if (rc == 0)
+        rc = kvt_config_set_all(config, where != NULL ? where : "");
+    if (rc == 0)
+        rc = kvt_open(config, out, error, error_len);
+    else if (error != NULL && error_len > 0)
+        (void)snprintf(error, error_len, "%s",
+                       config != NULL ? kvt_config_error(config) : kvt_strerror(rc));
+    kvt_config_free(config);
+    return rc;
+}
+
 static void free_handles(struct kvt_cache *cache)
 {
     struct kvt_ns *ns;

@@ -12,6 +12,7 @@
 
 #define FRAME_EXTRA 16u
 #define SHARDS_MAX 256u  /* of a lookup: a few blocks still go into one message */
+#define LEAD_NS 2000000  /* most replies come within it; then the reply thread waits for them */
 #define RETRY_NS 1000000 /* how often to look for room when no reply is due that would tell */
 /* Numbers, and states of the roots behind them. */
 #define STAT_REPLY_BYTES \
@@ -69,16 +70,25 @@ static void *call_begin(struct kvt_cache *cache, struct kvt_call *call, uint32_t
     }
 }
 
-/* Look for the answer instead of sleeping, for as long as the user lets us (option "spin"). The
- * reply thread sleeps on meanwhile: nobody rings it while the ring says that nobody sleeps. */
+/* The reply thread hears of what comes from now on. It slept meanwhile, since nobody rings it while
+ * the ring says that nobody sleeps, or somebody else. life: of the connection. */
+static void call_hand_back(struct kvt_cache *cache, uint32_t life)
+{
+    while (!cache->broken && cache->link_lives == life && !kvt_ring_sleep(&cache->channel.replies))
+        if (kvt_reply_drain(cache) == 0)
+            break;
+    if (cache->broken) /* we found out: it does not know yet */
+        kvt_reply_wake(cache);
+}
+
+/* Look for the answer instead of sleeping, for as long as the user lets us (option "spin"). */
 static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
 {
-    struct kvt_ring *ring = &cache->channel.replies;
     const uint32_t life = cache->link_lives;
     if (cache->settings->spin == KVT_AUTO)
         return;
     const int64_t end = kvt_clock_now(&cache->clock) + (int64_t)cache->settings->spin;
-    kvt_ring_awake(ring);
+    kvt_ring_awake(&cache->channel.replies);
     while (!call->done && !cache->broken) {
         if (kvt_reply_drain(cache) > 0)
             continue;
@@ -88,10 +98,36 @@ static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
         if (late)
             break;
     }
-    /* Nothing may be left for which the reply thread would not be rung. */
-    while (!cache->broken && cache->link_lives == life && !kvt_ring_sleep(ring))
-        if (kvt_reply_drain(cache) == 0)
-            break;
+    call_hand_back(cache, life);
+}
+
+/* Sleep on the ring itself and not on the reply thread: the store then wakes the caller at once,
+ * which saves a wake-up on the way. One caller at a time, for a short while, and only where no
+ * block is under way: those are the reply thread's. Whoever handles our reply meanwhile wakes us.
+ */
+static void call_lead(struct kvt_cache *cache, struct kvt_call *call)
+{
+    const uint32_t life = cache->link_lives;
+    if (call->done || cache->broken || cache->lead != NULL || cache->active_count > 0)
+        return;
+    const int64_t end = kvt_clock_now(&cache->clock) + LEAD_NS;
+    for (int64_t left = LEAD_NS; !call->done && !cache->broken && left > 0;) {
+        if (kvt_reply_drain(cache) > 0)
+            continue;
+        cache->lead_word = kvt_ring_sleep_word(&cache->channel.replies);
+        if (cache->lead_word == NULL && kvt_ring_closed(&cache->channel.replies))
+            break; /* the reply thread finds out */
+        if (cache->lead_word == NULL)
+            continue;
+        cache->lead = call;
+        _Atomic uint32_t *word = cache->lead_word;
+        pthread_mutex_unlock(&cache->lock);
+        kvt_ring_word_wait(word, left);
+        pthread_mutex_lock(&cache->lock);
+        cache->lead = NULL;
+        left = end - kvt_clock_now(&cache->clock);
+    }
+    call_hand_back(cache, life);
 }
 
 static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const void *msg)
@@ -99,6 +135,7 @@ static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const
     if (msg != NULL) {
         kvt_msg_push(cache, msg);
         call_spin(cache, call);
+        call_lead(cache, call);
         while (!call->done)
             pthread_cond_wait(&call->cond, &cache->lock);
     } else {

@@ -275,19 +275,21 @@ struct kvt_cache {
 
     pthread_mutex_t lock; /* everything below */
     bool closing, stop_workers, stop_reply;
-    char daemon_state[512]; /* remote: "connected", or why not */
-    bool daemon_told;       /* that it is away */
-    bool pinged;            /* and no reply since */
-    int64_t heard_ns;       /* of the last reply, or since nothing is owed */
-    uint32_t link_lives;    /* connections so far: handles are of one of them */
-    struct kvt_call ping;   /* asked to see whether the daemon lives */
-    bool stuck;             /* a message waits for room in the request ring */
-    bool broken;            /* disconnected, or the reply ring is malformed: nothing more is asked;
-                               remote: until the next connection */
-    uint32_t callers;       /* API calls that may touch the cache after unlocking */
-    pthread_cond_t idle;    /* callers, refs or active requests went down */
-    pthread_cond_t room;    /* credits, flights or ring space came back */
-    pthread_cond_t work;    /* a block is READY */
+    char daemon_state[512];      /* remote: "connected", or why not */
+    bool daemon_told;            /* that it is away */
+    bool pinged;                 /* and no reply since */
+    int64_t heard_ns;            /* of the last reply, or since nothing is owed */
+    uint32_t link_lives;         /* connections so far: handles are of one of them */
+    struct kvt_call ping;        /* asked to see whether the daemon lives */
+    struct kvt_call *lead;       /* its caller sleeps on the reply ring itself; NULL: nobody does */
+    _Atomic uint32_t *lead_word; /* where */
+    bool stuck;                  /* a message waits for room in the request ring */
+    bool broken;         /* disconnected, or the reply ring is malformed: nothing more is asked;
+                            remote: until the next connection */
+    uint32_t callers;    /* API calls that may touch the cache after unlocking */
+    pthread_cond_t idle; /* callers, refs or active requests went down */
+    pthread_cond_t room; /* credits, flights or ring space came back */
+    pthread_cond_t work; /* a block is READY */
     uint32_t workers_idle, room_waiters;
     uint32_t purges; /* calls in kvt_purge() */
 

@@ -17,6 +17,7 @@
 #include "client/options.h"
 #include "store/owner.h"
 
+#define UNIX_PREFIX "unix:"
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
 #define TTL_MIN_NS UINT64_C(1000000000)
@@ -97,6 +98,8 @@ static int set_pair(struct kvt_config *config, const char *text, size_t len)
                                  sizeof(pair) - 1);
     memcpy(pair, text, len);
     pair[len] = '\0';
+    if (strncmp(pair, UNIX_PREFIX, strlen(UNIX_PREFIX)) == 0) /* the socket of a kvtierd, alone */
+        return kvt_config_set(config, "store", pair);
     char *equals = strchr(pair, '=');
     if (equals == NULL)
         return refuse_pair(config, pair);

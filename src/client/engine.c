@@ -373,7 +373,9 @@ static void on_call(struct kvt_cache *cache, struct kvt_flight *flight, const st
             memcpy(call->values, reply->values, call->count * sizeof(uint64_t));
     }
     call->done = true;
-    if (call != &cache->ping) /* nobody waits for that one */
+    if (call == cache->lead)
+        kvt_ring_word_wake(cache->lead_word);
+    else if (call != &cache->ping) /* nobody waits for that one */
         pthread_cond_signal(&call->cond);
 }
 

@@ -172,11 +172,25 @@ static void gave_back(struct kvt_cache *cache, struct kvt_block *block, int kind
     kvt_engine_block_done(cache, block, cache->statuses[block - cache->blocks]);
 }
 
+/* Slots of loads from DRAM gather into whole messages while workers have more to do: each message
+ * may have to wake the store. What came from disk lies in slots that other reads wait for. */
+static bool may_gather(const struct kvt_cache *cache, const struct kvt_block_queue *queue)
+{
+    if (queue->count >= SLOTS_PER_MESSAGE || cache->ready[KVT_REQ_LOAD].count == 0)
+        return false;
+    for (uint32_t i = queue->head; i != KVT_NONE; i = cache->blocks[i].next)
+        if (cache->blocks[i].tier != KVT_TIER_DRAM)
+            return false;
+    return true;
+}
+
 static void send_give_back(struct kvt_cache *cache, int kind)
 {
     struct kvt_block_queue *queue = &cache->give_back[kind];
     uint16_t op = kind == KVT_REQ_LOAD ? KVT_OP_RELEASE : KVT_OP_ABORT;
     uint32_t count;
+    if (kind == KVT_REQ_LOAD && may_gather(cache, queue))
+        return;
     while ((count = same_ns_run(cache, queue)) > 0) {
         uint32_t ns = kvt_req_handle(kvt_block_req(cache, kvt_bq_peek(cache, queue)));
         struct kvt_msg_slots *msg = kvt_msg_reserve(

@@ -76,7 +76,8 @@ static bool fall_asleep(struct kvt_cache *cache, int *limit_ms)
         if (watch >= 0 && (*limit_ms < 0 || watch < *limit_ms))
             *limit_ms = watch;
     }
-    bool asleep = cache->broken || kvt_ring_sleep(&cache->channel.replies);
+    /* who leads has announced it already, and wakes us by announcing ours when it is done */
+    bool asleep = cache->broken || cache->lead != NULL || kvt_ring_sleep(&cache->channel.replies);
     pthread_mutex_unlock(&cache->lock);
     return asleep;
 }
@@ -91,8 +92,6 @@ static void sleep_for_work(struct kvt_cache *cache, bool broken)
     if (!fall_asleep(cache, &limit_ms))
         return;
     (void)poll(fds, 3, limit_ms);
-    if (!broken)
-        kvt_ring_awake(ring);
     if (fds[0].revents & POLLIN)
         drain_fd(fds[0].fd);
     if (fds[1].revents & POLLIN)

@@ -252,6 +252,46 @@ static void test_sleep_handshake(void **state)
     teardown(&m);
 }
 
+/* Sleep on the word: the descriptor stays quiet, one push ends it, and so does a close; who
+ * announces for the descriptor behind it is rung as ever. */
+static void test_sleep_on_the_word(void **state)
+{
+    struct mapping m;
+    _Atomic uint32_t *word;
+
+    (void)state;
+    setup(&m, CAPACITY);
+    assert_true(push_frame(&m.producer, 0));
+    assert_null(kvt_ring_sleep_word(&m.consumer));
+    assert_true(pop_frame(&m.consumer, 0));
+    word = kvt_ring_sleep_word(&m.consumer);
+    assert_non_null(word);
+    kvt_ring_word_wait(word, 1000000); /* nothing comes: the time is up */
+    assert_int_equal(atomic_load(word), KVT_RING_BY_WORD);
+    assert_true(push_frame(&m.producer, 1));
+    assert_int_equal(atomic_load(word), KVT_RING_AWAKE);
+    assert_false(rung(m.fd));
+    kvt_ring_word_wait(word, INT64_C(600000000000)); /* awake already: at once */
+    assert_true(pop_frame(&m.consumer, 1));
+
+    assert_non_null(kvt_ring_sleep_word(&m.consumer));
+    kvt_ring_word_wake(word); /* somebody else has our frame */
+    assert_int_equal(atomic_load(word), KVT_RING_AWAKE);
+    assert_int_equal(kvt_ring_sleep(&m.consumer), 1);
+    kvt_ring_word_wake(word); /* not whom it was meant for */
+    assert_int_equal(atomic_load(word), KVT_RING_BY_EVENT);
+    assert_true(push_frame(&m.producer, 2));
+    assert_true(rung(m.fd));
+    assert_true(pop_frame(&m.consumer, 2));
+
+    word = kvt_ring_sleep_word(&m.consumer);
+    assert_non_null(word);
+    kvt_ring_close(&m.producer);
+    assert_int_equal(atomic_load(word), KVT_RING_AWAKE);
+    assert_null(kvt_ring_sleep_word(&m.consumer));
+    teardown(&m);
+}
+
 struct stream {
     struct mapping m;
     uint64_t count;
@@ -300,6 +340,34 @@ static void test_two_threads(void **state)
     assert_true(s.slept > 0);
     print_message("             slept %llu times over %llu frames\n", (unsigned long long)s.slept,
                   (unsigned long long)s.count);
+    teardown(&s.m);
+}
+
+/* The same, asleep on the word. */
+static void test_two_threads_by_word(void **state)
+{
+    struct stream s = {.count = 100000};
+    pthread_t thread;
+
+    (void)state;
+    setup(&s.m, CAPACITY);
+    assert_int_equal(pthread_create(&thread, NULL, produce, &s), 0);
+    for (uint64_t n = 0; n < s.count;) {
+        _Atomic uint32_t *word;
+
+        if (pop_frame(&s.m.consumer, n)) {
+            n++;
+            continue;
+        }
+        word = kvt_ring_sleep_word(&s.m.consumer);
+        if (word == NULL)
+            continue;
+        s.slept++;
+        kvt_ring_word_wait(word, INT64_C(600000000000)); /* a lost wake-up: the test times out */
+    }
+    pthread_join(thread, NULL);
+    assert_true(s.slept > 0);
+    assert_false(rung(s.m.fd));
     teardown(&s.m);
 }
 
@@ -459,7 +527,9 @@ int main(void)
         cmocka_unit_test(test_push_less_than_reserved),
         cmocka_unit_test(test_reserve_without_push),
         cmocka_unit_test(test_sleep_handshake),
+        cmocka_unit_test(test_sleep_on_the_word),
         cmocka_unit_test(test_two_threads),
+        cmocka_unit_test(test_two_threads_by_word),
         cmocka_unit_test(test_hostile_producer),
         cmocka_unit_test(test_hostile_consumer),
         cmocka_unit_test(test_malformed_words),
