@@ -13,11 +13,26 @@ install(TARGETS kvtier_tool kvtierd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
 install(FILES LICENSE README.md CHANGELOG.md docs/config.md docs/format.md docs/codec.md
               docs/durability.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# kvtierd's configuration, units and container file, to be copied from. The units name the prefix
+# that was chosen at install time; KVT_SYSTEMD_UNIT_DIR puts them where systemd looks, too.
+set(KVT_SYSTEMD_UNIT_DIR "" CACHE STRING "directory for units, as lib/systemd/system; empty: none")
+set(KVT_DAEMON_DIR ${CMAKE_INSTALL_DATADIR}/kvtierd)
+install(FILES share/kvtierd/kvtierd.conf share/kvtierd/kvtierd.socket share/kvtierd/kvtierd.sysusers
+              share/kvtierd/Containerfile DESTINATION ${KVT_DAEMON_DIR})
+install(CODE "set(KVT_BIN_DIR \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR}\")
+configure_file(\"${PROJECT_SOURCE_DIR}/share/kvtierd/kvtierd.service\"
+               \"${CMAKE_BINARY_DIR}/kvtierd.service\" @ONLY)")
+install(FILES ${CMAKE_BINARY_DIR}/kvtierd.service DESTINATION ${KVT_DAEMON_DIR})
+if(KVT_SYSTEMD_UNIT_DIR)
+  install(FILES share/kvtierd/kvtierd.socket ${CMAKE_BINARY_DIR}/kvtierd.service
+          DESTINATION ${KVT_SYSTEMD_UNIT_DIR})
+endif()
+
 install(FILES share/plan/plan.json DESTINATION ${CMAKE_INSTALL_DATADIR}/kvtier)
 install(FILES examples/remember.c examples/sessions.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 
 if(TARGET kvtier_share)
-  install(DIRECTORY ${CMAKE_BINARY_DIR}/share/man1 DESTINATION ${CMAKE_INSTALL_MANDIR})
+  install(DIRECTORY ${CMAKE_BINARY_DIR}/share/man1 ${CMAKE_BINARY_DIR}/share/man8 DESTINATION ${CMAKE_INSTALL_MANDIR})
   install(DIRECTORY ${CMAKE_BINARY_DIR}/share/bash-completion ${CMAKE_BINARY_DIR}/share/zsh
           DESTINATION ${CMAKE_INSTALL_DATADIR})
 endif()

@@ -30,6 +30,7 @@
 #include "daemon/server.h"
 #include "kvtier/error.h"
 #include "kvtier/version.h"
+#include "kvtierd_help.h"
 
 enum { EXIT_GOOD = 0, EXIT_PROBLEM = 1, EXIT_USAGE = 2 };
 
@@ -75,32 +76,6 @@ struct arguments {
     const char *config; /* file */
     int check;
 };
-
-static void help_key(void *arg, const char *key, const char *value, const char *fallback,
-                     const char *help, int reload)
-{
-    (void)arg;
-    (void)value;
-    printf("  --%-16s %s (default %s)%s\n", key, help, fallback, reload ? " [SIGHUP]" : "");
-}
-
-static void print_help(const struct kvt_conf *conf)
-{
-    printf(
-        "usage: kvtierd [--config FILE] [--KEY VALUE...]\n\n"
-        "Keeps one store of KV blocks, in DRAM and on disk, for all programs that connect\n"
-        "(option store=unix:PATH). DRAM stays warm when they restart. Programs that share a\n"
-        "daemon can write each other's memory: tenants that distrust each other run their own.\n\n"
-        "  --config FILE      read \"key = value\" lines first; SIGHUP reads them again\n"
-        "  --check            say whether the configuration is good, and end\n"
-        "  --version          version and build\n"
-        "  --help             this text\n\n"
-        "keys, the same in the file and on the command line; [SIGHUP]: a new value in the file\n"
-        "is taken by a running daemon\n");
-    kvt_conf_each(conf, help_key, NULL);
-    printf("\nSIGTERM writes what is queued and ends. 'kvtier stat unix:PATH' shows what it does.\n"
-           "exit codes: 0 ok, 1 it could not start, 2 wrong usage\n");
-}
 
 /* "--key value", "--key=value", "--some-key". Fills `key`; *used: words taken. NULL: said. */
 static const char *option_value(const struct arguments *args, int at, char *key, size_t len,
@@ -155,7 +130,11 @@ static int arguments_read(struct arguments *args, const struct kvt_conf *conf)
     for (int i = 1; i < args->argc; i++) {
         const char *word = args->argv[i];
         if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0) {
-            print_help(conf);
+            kvt_daemon_usage(conf);
+            return EXIT_GOOD;
+        }
+        if (strcmp(word, "--man") == 0) {
+            kvt_daemon_man(conf);
             return EXIT_GOOD;
         }
         if (strcmp(word, "--version") == 0) {
@@ -291,7 +270,7 @@ static int serve(const struct arguments *args, struct kvt_conf *conf, struct kvt
     struct kvt_metrics metrics = {.listen_fd = -1, .wake_fd = -1};
     struct kvt_server_params params = {.host = host,
                                        .log = to_stderr,
-                                       .path = conf->socket,
+                                       .path = conf->socket, /* also of a passed one */
                                        .listen_fd = listen_fd,
                                        .mode = conf->socket_mode,
                                        .answer = kvt_report_answer,
@@ -357,8 +336,10 @@ static int run(const struct arguments *args, struct kvt_conf *conf)
     struct kvt_pin pin;
     char error[512] = "";
     int code = EXIT_PROBLEM, listen_fd = kvt_passed_socket();
-    if (listen_fd == KVT_E_INVAL) {
-        complain("the socket that was passed to us is not one of ListenSequentialPacket=");
+    if (listen_fd == KVT_E_INVAL ||
+        (listen_fd >= 0 && kvt_passed_path(listen_fd, conf->socket, sizeof(conf->socket)) != 0)) {
+        complain("the socket that was passed to us is not one of ListenSequentialPacket=/PATH, or "
+                 "not the only one");
         return EXIT_PROBLEM;
     }
     warn_mode(conf);

@@ -44,6 +44,12 @@ struct kvt_req;
 int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *error,
              size_t error_len);
 
+/* The same by one text, as kvt_config_set_all() takes it: kvt_open_at("unix:/run/kvtier.sock", ...)
+ * uses a kvtierd, kvt_open_at("dram=4GiB", ...) a store of this process; "" or NULL: the defaults.
+ * No log callback: what kvt_open() would log as a warning is in `error` as far as it is about the
+ * open. Returns, error: as kvt_open(); KVT_E_CONFIG_KEY, KVT_E_CONFIG_VALUE. */
+int kvt_open_at(const char *where, struct kvt_cache **out, char *error, size_t error_len);
+
 /* Cancel requests in flight, write what is queued, seal, sync and free. Blocks. NULL is allowed. */
 void kvt_close(struct kvt_cache *cache);
 

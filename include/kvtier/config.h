@@ -26,8 +26,8 @@ void kvt_config_free(struct kvt_config *config);
  * nothing. "disk" may be set several times: each adds a root ("/path:SIZE"). */
 int kvt_config_set(struct kvt_config *config, const char *key, const char *value);
 
-/* Parse "key=value,key=value"; blanks around keys and values and empty entries are skipped. Stops
- * at the first error. */
+/* Parse "key=value,key=value"; blanks around keys and values and empty entries are skipped. An
+ * entry "unix:/path" means store=unix:/path. Stops at the first error. */
 int kvt_config_set_all(struct kvt_config *config, const char *text);
 
 /* The sentence for the last refused call, naming the key, the value and the nearest valid one.

@@ -213,6 +213,7 @@ const char *kvt_config_error(const struct kvt_config *);
 void kvt_config_log(struct kvt_config *, kvt_log_fn, void *);
 void kvt_config_each(const struct kvt_config *, kvt_config_each_fn, void *);
 int kvt_open(const struct kvt_config *, struct kvt_cache **, char *, size_t);
+int kvt_open_at(const char *, struct kvt_cache **, char *, size_t);
 void kvt_close(struct kvt_cache *);
 int kvt_ns_open(struct kvt_cache *, const struct kvt_identity *, const struct kvt_layout *, struct kvt_ns **);
 void kvt_ns_close(struct kvt_ns *);

@@ -99,10 +99,12 @@ def _text(value: Any) -> str:
 
 def options(config: Mapping[str, Any] | str | None = None, **more: Any) -> list[tuple[str, str]]:
     """(key, value) pairs of options given as "key=value,key=value", a mapping or keywords. A list
-    sets a key several times ("disk"); None leaves it alone."""
+    sets a key several times ("disk"); None leaves it alone. "unix:/path" means store=unix:/path."""
     out: list[tuple[str, str]] = []
     if isinstance(config, str):
-        pairs = (entry.partition("=") for entry in config.split(",") if entry.strip())
+        entries = (entry.strip() for entry in config.split(","))
+        pairs = (("store=" + entry if entry.startswith("unix:") else entry).partition("=")
+                 for entry in entries if entry)
         out += [(key.strip(), value.strip()) for key, _, value in pairs]
         config = None
     for key, value in [*(config or {}).items(), *more.items()]:

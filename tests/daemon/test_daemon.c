@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -289,30 +288,68 @@ static void a_daemon_that_is_stopped_is_given_up(void **state)
 
 /* ---- who may connect ------------------------------------------------------------------------ */
 
+/* One greeting: what it is answered with, and that the daemon closes behind a refusal. */
+static void greet(const struct kvt_hello *hello, struct kvt_welcome *welcome)
+{
+    char more[8];
+    int fd;
+
+    assert_int_equal(kvt_sock_connect(server.socket, 5000, &fd), 0);
+    assert_int_equal(kvt_sock_send(fd, hello, sizeof(*hello), NULL, 0), 0);
+    assert_int_equal(kvt_sock_recv(fd, welcome, sizeof(*welcome), NULL, 0, NULL), sizeof(*welcome));
+    if (welcome->status != 0)
+        assert_int_equal(kvt_sock_recv(fd, more, sizeof(more), NULL, 0, NULL), 0);
+    close(fd);
+}
+
+/* Each number alone, of engines and of tools, newer and older. */
 static void other_versions_are_refused_by_name(void **state)
 {
-    struct kvt_hello hello = {.magic = KVT_HANDSHAKE_MAGIC,
-                              .bytes = sizeof(hello),
-                              .handshake = KVT_HANDSHAKE_VERSION,
-                              .proto = KVT_PROTO_VERSION + 7,
-                              .record = KVT_RECORD_VERSION,
-                              .stats = KVT_STORE_STAT_COUNT,
-                              .kind = KVT_HELLO_ENGINE,
-                              .version = "9.9.9"};
+    const struct kvt_hello good = {.magic = KVT_HANDSHAKE_MAGIC,
+                                   .bytes = sizeof(good),
+                                   .handshake = KVT_HANDSHAKE_VERSION,
+                                   .proto = KVT_PROTO_VERSION,
+                                   .record = KVT_RECORD_VERSION,
+                                   .stats = KVT_STORE_STAT_COUNT,
+                                   .version = "9.9.9"};
+    static const char *const names[] = {"handshake", "protocol", "records", NULL};
     struct kvt_welcome welcome;
-    int fd;
+    uint64_t refused = 0;
 
     (void)state;
     begin("--dram 16MiB");
-    assert_int_equal(kvt_sock_connect(server.socket, 5000, &fd), 0);
-    assert_int_equal(kvt_sock_send(fd, &hello, sizeof(hello), NULL, 0), 0);
-    assert_int_equal(kvt_sock_recv(fd, &welcome, sizeof(welcome), NULL, 0, NULL), sizeof(welcome));
-    assert_int_equal(welcome.status, KVT_E_VERSION);
-    assert_non_null(strstr(welcome.text, "9.9.9"));
-    assert_non_null(strstr(welcome.text, "protocol 7"));
-    assert_int_equal(kvt_sock_recv(fd, &welcome, sizeof(welcome), NULL, 0, NULL), 0);
-    close(fd);
-    assert_int_equal(daemon_stat(&server, "daemon.refused_version"), 1);
+    for (uint32_t kind = KVT_HELLO_ENGINE; kind <= KVT_HELLO_CONTROL; kind++) {
+        struct kvt_hello hello = good;
+
+        hello.kind = kind;
+        greet(&hello, &welcome);
+        assert_int_equal(welcome.status, 0);
+        for (uint32_t field = 0; field < 4; field++) {
+            for (int step = -1; step <= 7; step += 8) {
+                char says[64];
+
+                hello = good;
+                hello.kind = kind;
+                uint32_t *number = field == 0   ? &hello.handshake
+                                   : field == 1 ? &hello.proto
+                                   : field == 2 ? &hello.record
+                                                : &hello.stats;
+                *number += (uint32_t)step;
+                greet(&hello, &welcome);
+                assert_int_equal(welcome.status, KVT_E_VERSION);
+                assert_non_null(strstr(welcome.text, "9.9.9"));
+                assert_non_null(strstr(welcome.text, "run the same version of both"));
+                if (names[field] != NULL)
+                    snprintf(says, sizeof(says), "%s %u", names[field], *number);
+                else
+                    snprintf(says, sizeof(says), "%u numbers", *number);
+                if (strstr(welcome.text, says) == NULL)
+                    fail_msg("\"%s\" is not in \"%s\"", says, welcome.text);
+                refused++;
+            }
+        }
+    }
+    assert_int_equal(daemon_stat(&server, "daemon.refused_version"), refused);
 }
 
 static void garbage_instead_of_a_greeting_is_refused(void **state)
@@ -512,59 +549,6 @@ static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
     assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
 }
 
-/* ---- metrics -------------------------------------------------------------------------------- */
-
-/* One request to the port that the daemon says it listens on; the whole answer. */
-static void http(const char *request, char *out, size_t len)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    char line[1024];
-    FILE *log = fopen(server.log, "re");
-    unsigned port = 0;
-    size_t used = 0;
-
-    assert_non_null(log);
-    while (fgets(line, sizeof(line), log) != NULL)
-        if (strstr(line, "metrics: port ") != NULL)
-            (void)sscanf(strstr(line, "metrics: port "), "metrics: port %u", &port);
-    (void)fclose(log);
-    assert_true(port > 0);
-    at.sin_port = htons((uint16_t)port);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
-    assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
-    for (ssize_t n; used + 1 < len && (n = recv(fd, out + used, len - 1 - used, 0)) > 0;)
-        used += (size_t)n;
-    out[used] = '\0';
-    close(fd);
-}
-
-static void metrics_are_told_to_prometheus(void **state)
-{
-    static char text[1 << 18];
-
-    (void)state;
-    begin("--dram 16MiB --metrics 127.0.0.1:0");
-    engine_open(&rig);
-    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
-    http("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", text, sizeof(text));
-    assert_non_null(strstr(text, "HTTP/1.1 200 OK"));
-    assert_non_null(strstr(text, "# TYPE kvtier_store_committed_total counter\n"
-                                 "kvtier_store_committed_total 24\n"));
-    assert_non_null(strstr(text, "# TYPE kvtier_dram_blocks gauge\nkvtier_dram_blocks 24\n"));
-    assert_non_null(strstr(text, "kvtier_daemon_clients 1\n"));
-    assert_non_null(strstr(text, "rank=\"0\",tier=\"dram\"} 294912\n"));
-    http("GET /other HTTP/1.1\r\n\r\n", text, sizeof(text));
-    assert_non_null(strstr(text, "404"));
-    http("POST /metrics HTTP/1.1\r\n\r\n", text, sizeof(text));
-    assert_non_null(strstr(text, "405"));
-    assert_int_equal(daemon_stop(&server), 0);
-    rig_close(&rig);
-    daemon_free(&server); /* by default nobody listens */
-    begin("--dram 16MiB");
-    assert_false(daemon_said(&server, "metrics"));
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -587,7 +571,6 @@ int main(void)
         cmocka_unit_test_teardown(other_users_are_refused_unless_allowed, tear_down),
         cmocka_unit_test_teardown(a_stale_socket_is_replaced_a_live_one_never, tear_down),
         cmocka_unit_test_teardown(what_is_wrong_in_a_configuration_is_named, tear_down),
-        cmocka_unit_test_teardown(metrics_are_told_to_prometheus, tear_down),
         cmocka_unit_test_teardown(sighup_takes_what_can_change_and_names_what_cannot, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -90,6 +90,15 @@ static void child(const struct daemon *daemon, const char *notify)
          word = strtok_r(NULL, " ", &rest))
         words[count++] = word;
     words[count] = NULL;
+    if (daemon->passed_fd > 0) {
+        char pid[16];
+
+        snprintf(pid, sizeof(pid), "%d", (int)getpid());
+        (void)setenv("LISTEN_PID", pid, 1);
+        (void)setenv("LISTEN_FDS", "1", 1);
+        (void)dup2(daemon->passed_fd, 3);
+        (void)fcntl(3, F_SETFD, 0); /* where it was 3 already, it is closed on exec still */
+    }
     execv(program, words);
     _exit(127);
 }
