@@ -119,16 +119,17 @@ int kvt_reply_drain(struct kvt_cache *cache)
 static void *reply_main(void *arg)
 {
     struct kvt_cache *cache = arg;
+    bool said = false;
     for (;;) {
         pthread_mutex_lock(&cache->lock);
-        bool was_broken = cache->broken;
         int handled = kvt_reply_drain(cache);
         bool stop = cache->stop_reply, broken = cache->broken;
         pthread_mutex_unlock(&cache->lock);
-        /* A store that disconnects us has said so itself. */
-        if (!cache->remote && broken && !was_broken && !kvt_ring_closed(&cache->channel.replies))
+        /* Whoever has found it out; a store that disconnects us has said so itself. */
+        if (!cache->remote && broken && !said && !kvt_ring_closed(&cache->channel.replies))
             kvt_log(&cache->log, KVT_LOG_ERROR,
                     "the store sends replies that are malformed: the cache is closed");
+        said = broken;
         if (stop)
             return NULL;
         if (broken && cache->remote)
