@@ -21,11 +21,23 @@ for header in "$source_dir"/include/kvtier/*.h; do # llama.h comes with its own 
     [ "$name" = llama.h ] || [ -e "$prefix/include/kvtier/$name" ] || fail "$name is not installed"
 done
 
-for file in man/man1/kvtier.1 man/man1/kvtier-bench-index.1 bash-completion/completions/kvtier \
+for file in man/man1/kvtier.1 man/man8/kvtierd.8 kvtierd/{kvtierd.{conf,service,socket,sysusers},Containerfile} \
+    man/man1/kvtier-bench-index.1 bash-completion/completions/kvtier \
     zsh/site-functions/_kvtier doc/kvtier/LICENSE doc/kvtier/{config,format,codec,durability}.md \
     doc/kvtier/examples/{remember,sessions}.c; do
     [ -s "$prefix/share/$file" ] || fail "share/$file is not installed"
 done
+
+# units name the place that was chosen at install time, and systemd takes them where it is there to say
+grep -q "^ExecStart=/opt/kvtier/bin/kvtierd " "$work/dest/opt/kvtier/share/kvtierd/kvtierd.service" ||
+    fail "the unit does not start the installed kvtierd"
+if command -v systemd-analyze >/dev/null; then
+    cmake --install "$build_dir" --prefix "$prefix" >>"$work/log" # the unit of this prefix
+    systemd-analyze verify --man=no "$prefix/share/kvtierd/kvtierd.service" 2>"$work/units" || true
+    ! grep kvtierd "$work/units" || fail "systemd does not take kvtierd.service"
+fi
+"$prefix/bin/kvtierd" --config "$prefix/share/kvtierd/kvtierd.conf" --check >>"$work/log" ||
+    fail "the installed kvtierd.conf is refused"
 
 PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name kvtier.pc)")
 LD_LIBRARY_PATH=$(dirname "$(find "$prefix" -name libkvtier.so)")
