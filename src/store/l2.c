@@ -123,7 +123,7 @@ static void pump(struct kvt_l2 *l2, int64_t now)
     if (must_refuse(l2, now))
         kvt_l2_refuse_pending(l2, l2->pause_status);
     kvt_l2_read_pump(l2);
-    kvt_l2_journal_pump(l2);
+    kvt_l2_journal_pump(l2, now);
     kvt_l2_flush_pump(l2);
     kvt_l2_erase_pump(l2, ERASES_PER_RUN);
 }
@@ -136,7 +136,7 @@ static int64_t next_time(const struct kvt_l2 *l2, int64_t now)
         return now;
     if (l2->ops_in_flight && l2->io->ops->event_fd(l2->io) < 0)
         return now;
-    if (l2->erase.count && !l2->erase.op.busy && !l2->erase.holds)
+    if (l2->erase.count && !l2->erase.op.busy && !l2->erase.holds && !l2->journal.owed)
         return now;
     if (l2->unsent_head && !l2->ops_in_flight)
         return now + KVT_L2_RETRY_NS;
@@ -144,6 +144,8 @@ static int64_t next_time(const struct kvt_l2 *l2, int64_t now)
         next = KVT_MAX(l2->prepare.retry_ns, l2->pause_until_ns);
     if (l2->super.wanted && l2->super.step == KVT_L2_IDLE)
         next = KVT_MIN(next, l2->super.retry_ns);
+    if (l2->journal.owed && l2->journal.step == KVT_L2_JOURNAL_IDLE)
+        next = KVT_MIN(next, l2->journal.retry_ns);
     return KVT_MAX(next, now);
 }
 
@@ -178,7 +180,8 @@ static bool idle(const struct kvt_l2 *l2)
 {
     return !l2->pending.head && !l2->refused.head && !l2->batch_count && !l2->closed &&
            !(l2->open && l2->open->failed) && !l2->unsent_head && !l2->ops_in_flight &&
-           !l2->read_queue.head && !l2->read_done.head && (!l2->erase.count || l2->erase.holds) &&
+           !l2->read_queue.head && !l2->read_done.head &&
+           (!l2->erase.count || l2->erase.holds || l2->journal.owed) &&
            l2->flush.step == KVT_L2_FLUSH_IDLE && l2->journal.step == KVT_L2_JOURNAL_IDLE;
 }
 

@@ -154,7 +154,9 @@ void kvt_l2_purging(struct kvt_l2 *l2, uint64_t from);
 /* Overwrite the bytes of a purged record (punch or zeros), best effort, in the background. */
 void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages);
 /* Nothing is erased while anybody holds: what is queued waits for the journal page that explains
- * why its bytes are gone. Holds are counted; those left at close leave the bytes as they are. */
+ * why its bytes are gone. Holds are counted; those left at close leave the bytes as they are. While
+ * a journal page could not be written nothing is erased either: that is tried again every second.
+ */
 void kvt_l2_erase_hold(struct kvt_l2 *l2, bool on);
 /* A good time to queue more of them. */
 bool kvt_l2_erase_room(const struct kvt_l2 *l2);

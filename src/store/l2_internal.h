@@ -82,12 +82,14 @@ struct kvt_l2_segment {
     uint64_t bytes;        /* of its file */
     int64_t retry_ns;      /* ran out of space: not taken again before */
     uint32_t busy;         /* reads accepted, holds, erases queued: not recycled while > 0 */
+    uint32_t erases;       /* of them: ranges in the erase queue */
     uint32_t older, newer; /* list of SEALED segments by age */
     int8_t slot;           /* in files[], -1: not open */
     uint8_t state;         /* enum kvt_l2_state */
     uint8_t drained;       /* what is to be kept of it has been moved */
     uint8_t punched;       /* has holes: space is reserved again before reuse */
     uint8_t unsynced;      /* enum kvt_l2_unsynced */
+    uint8_t moved;         /* not KVT_L2_SYNCED: among its records are moved ones */
 };
 
 struct kvt_l2_file {
@@ -149,8 +151,8 @@ struct kvt_l2_prepare {
     uint32_t segment;
     int slot;
     bool recycled;                 /* it held records before */
-    struct kvt_l2_active *syncing; /* DATA: what is being made durable ... */
-    uint64_t mark;                 /* ... up to here */
+    struct kvt_l2_active *syncing; /* DATA: what is being made durable; NULL: a SEALED `segment` */
+    uint64_t mark;                 /* up to here */
     enum kvt_l2_step step;
     int64_t retry_ns;
 };
@@ -211,7 +213,7 @@ struct kvt_l2_read_op {
 };
 
 struct kvt_l2_erase_range {
-    uint32_t segment, page, pages;
+    uint32_t segment, page, pages; /* pages 0: forgotten */
 };
 
 struct kvt_l2_erase_queue {
@@ -246,6 +248,8 @@ struct kvt_l2_journal {
     uint32_t pages_max;
     bool broken; /* missing, or its end is not certain: rewrite before the next append */
     bool doubt;  /* purges may have been lost: nothing on disk counts until PURGE_ALL is written */
+    bool owed;   /* items could not be written: nothing is erased before a rewrite has them */
+    int64_t retry_ns; /* of that rewrite */
     enum kvt_l2_journal_step step;
     bool rewriting;
     int next_file; /* of the rewrite */
@@ -354,13 +358,15 @@ uint32_t kvt_l2_trailer_make(const struct kvt_l2 *l2, uint32_t segment, struct k
 void kvt_l2_read_pump(struct kvt_l2 *l2);
 bool kvt_l2_read_report(struct kvt_l2 *l2);
 void kvt_l2_erase_pump(struct kvt_l2 *l2, uint32_t budget);
+/* The segment is recycled: what was to be erased there is overwritten in time. */
+void kvt_l2_erase_forget(struct kvt_l2 *l2, uint32_t segment);
 
 /* l2_superblock.c */
 void kvt_l2_super_pump(struct kvt_l2 *l2, int64_t now);
 int kvt_l2_super_write_now(struct kvt_l2 *l2); /* blocks: open and close only */
 
 /* l2_journal.c; l2_purge.c: the set of items */
-void kvt_l2_journal_pump(struct kvt_l2 *l2);
+void kvt_l2_journal_pump(struct kvt_l2 *l2, int64_t now);
 bool kvt_l2_journal_purged(const struct kvt_l2 *l2, const struct kvt_entry *entry);
 /* Read it, decide what a damaged one means. Blocks: open only. */
 int kvt_l2_journal_load(struct kvt_l2 *l2, const struct kvt_l2_survey *survey);

@@ -12,7 +12,10 @@
  * never returned; a bad or missing one below it may have held a purge that did: a doubt, and then
  * nothing on disk counts, and PURGE_ALL is written so that it stays so. Epoch 0 means that no purge
  * was ever promised: in such a root a missing journal costs nothing. When both superblock copies
- * are lost, every page that is not zero must be good. */
+ * are lost, every page that is not zero must be good.
+ *
+ * Items that could not be written stay in memory, and a rewrite is tried again every second: until
+ * one has them, nothing is erased (what had its bytes erased would be damaged for no reason). */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,6 +150,12 @@ static int take_over(struct kvt_l2 *l2)
     return 0;
 }
 
+static void owe(struct kvt_l2 *l2)
+{
+    l2->journal.owed = true;
+    l2->journal.retry_ns = kvt_l2_now(l2) + KVT_L2_PAUSE_NS_MIN;
+}
+
 static void journal_failed(struct kvt_l2 *l2, int status)
 {
     struct kvt_l2_journal *journal = &l2->journal;
@@ -156,8 +165,9 @@ static void journal_failed(struct kvt_l2 *l2, int status)
     journal->next_file = -1;
     if (!journal->rewriting)
         journal->broken = true;
-    if (kvt_l2_full(status))
+    if (kvt_l2_full(status) && journal->done) /* once: not each time that it is tried again */
         l2->stats.enospc++;
+    owe(l2);
     journal->status = kvt_l2_full(status) ? KVT_E_NO_SPACE : status;
     journal->step = KVT_L2_JOURNAL_REPORT;
 }
@@ -288,21 +298,21 @@ int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint
         kvt_l2_reserve_sequence(l2, items[i].value);
         journal->keep_from = KVT_MIN(journal->keep_from, KVT_MAX(items[i].value, UINT64_C(1)));
     }
-    if (!journal->epoch || journal->broken ||
+    journal->done = done; /* before it starts: a request may be refused at once */
+    journal->ctx = ctx;
+    journal->status = 0;
+    if (!journal->epoch || journal->broken || journal->owed ||
         journal->pages + pages_for(count) > journal->pages_max)
         rc = start_rewrite(l2);
     else
         rc = start_append(l2, items, count);
+    if (rc)
+        owe(l2);
     if (kvt_l2_full(rc)) {
         l2->stats.enospc++;
         return KVT_E_NO_SPACE;
     }
-    if (rc)
-        return rc;
-    journal->done = done;
-    journal->ctx = ctx;
-    journal->status = 0;
-    return 0;
+    return rc;
 }
 
 void kvt_l2_purging(struct kvt_l2 *l2, uint64_t from)
@@ -310,12 +320,26 @@ void kvt_l2_purging(struct kvt_l2 *l2, uint64_t from)
     l2->journal.purging = from;
 }
 
-void kvt_l2_journal_pump(struct kvt_l2 *l2)
+/* Write what could not be written before. */
+static void try_again(struct kvt_l2 *l2)
+{
+    struct kvt_l2_journal *journal = &l2->journal;
+
+    journal->done = NULL;
+    journal->status = 0;
+    if (start_rewrite(l2))
+        owe(l2);
+}
+
+void kvt_l2_journal_pump(struct kvt_l2 *l2, int64_t now)
 {
     struct kvt_l2_journal *journal = &l2->journal;
     struct kvt_l2_super *super = &l2->super;
     int rc;
 
+    if (journal->owed && journal->step == KVT_L2_JOURNAL_IDLE && now >= journal->retry_ns &&
+        !l2->closing)
+        try_again(l2);
     if (journal->step == KVT_L2_JOURNAL_RENAME) {
         rc = take_over(l2);
         if (rc)
@@ -331,7 +355,10 @@ void kvt_l2_journal_pump(struct kvt_l2 *l2)
         free(journal->buffer);
         journal->buffer = NULL;
         journal->step = KVT_L2_JOURNAL_IDLE;
-        journal->done(journal->ctx, journal->status);
+        if (!journal->status && journal->rewriting)
+            journal->owed = false; /* all items in memory were in it */
+        if (journal->done)
+            journal->done(journal->ctx, journal->status);
     }
 }
 

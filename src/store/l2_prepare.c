@@ -5,8 +5,8 @@
  * Choice: a blank file, a file not made yet (while the file system has room), the oldest sealed
  * segment without readers that the store lets go: one that has been drained; another one only when
  * the store does not drain, or writes wait. What was moved out of drained ones is made durable
- * first. When files cannot be made for lack of space, the
- * log lives with those it has and tries again later. */
+ * first, and as long as the drive refuses that, nothing old is overwritten. When files cannot be
+ * made for lack of space, the log lives with those it has and tries again later. */
 #include <errno.h>
 #include <string.h>
 
@@ -100,6 +100,17 @@ static bool may_go(const struct kvt_l2 *l2, uint32_t number, int64_t now)
            (!l2->params.may_evict || l2->params.may_evict(l2->params.ctx, number));
 }
 
+/* Somebody reads it, or purged bytes in it are about to be erased. Those that wait for a journal
+ * which cannot be written do not keep it: recycling is the way that is left for them. */
+static bool in_use(const struct kvt_l2 *l2, uint32_t number)
+{
+    const struct kvt_l2_segment *segment = &l2->segments[number];
+
+    if (l2->journal.owed && !l2->erase.op.busy)
+        return segment->busy > segment->erases;
+    return segment->busy > 0;
+}
+
 /* The oldest that may go now; drained: of those that are. *busy: something could be taken later
  * (readers, pins). */
 static uint32_t oldest_sealed(const struct kvt_l2 *l2, int64_t now, bool drained, bool *busy)
@@ -110,17 +121,32 @@ static uint32_t oldest_sealed(const struct kvt_l2 *l2, int64_t now, bool drained
         if (segment->retry_ns > now || (drained && !segment->drained))
             continue;
         *busy = true;
-        if (!segment->busy && may_go(l2, i, now))
+        if (!in_use(l2, i) && may_go(l2, i, now))
             return i;
     }
+    return KVT_L2_NONE;
+}
+
+/* The oldest full segment in `state` that holds moved records. */
+static uint32_t moved_unsynced(const struct kvt_l2 *l2, enum kvt_l2_unsynced state)
+{
+    for (uint32_t i = l2->unsynced ? l2->oldest : KVT_L2_NONE; i != KVT_L2_NONE;
+         i = l2->segments[i].newer)
+        if (l2->segments[i].unsynced == state && l2->segments[i].moved)
+            return i;
     return KVT_L2_NONE;
 }
 
 static uint32_t sealed_segment(const struct kvt_l2 *l2, int64_t now, bool *busy)
 {
     bool waits = l2->pending.head && (!l2->open || l2->open->failed);
-    uint32_t number = l2->drained ? oldest_sealed(l2, now, true, busy) : KVT_L2_NONE;
+    uint32_t number = moved_unsynced(l2, KVT_L2_SYNC_NEVER);
 
+    if (number != KVT_L2_NONE) { /* a restart finds those records where they were moved from */
+        *busy = true;
+        return !in_use(l2, number) && may_go(l2, number, now) ? number : KVT_L2_NONE;
+    }
+    number = l2->drained ? oldest_sealed(l2, now, true, busy) : KVT_L2_NONE;
     if (number != KVT_L2_NONE || (l2->params.drains && !waits && !l2->closing))
         return number;
     return oldest_sealed(l2, now, false, busy);
@@ -270,6 +296,7 @@ static void prepare_segment(struct kvt_l2 *l2, uint32_t number, int64_t now)
     l2->prepare.slot = slot;
     l2->prepare.recycled = evict;
     if (evict) {
+        kvt_l2_erase_forget(l2, number);
         l2->stats.segments_recycled++;
         l2->stats.segments_live--;
         if (l2->params.evicted)
@@ -317,37 +344,59 @@ static void moved_synced(struct kvt_l2_op *op)
 
     if (op->req.result < 0) {
         /* what was moved is not durable: nothing old is overwritten before it is */
-        kvt_l2_log_failure(l2, "a sync", prepare->syncing->segment, (int)op->req.result);
+        kvt_l2_log_failure(l2, "a sync", prepare->segment, (int)op->req.result);
         kvt_l2_failed(l2, (int)op->req.result, kvt_l2_now(l2));
         prepare->retry_ns = kvt_l2_now(l2) + KVT_L2_PAUSE_NS_MIN;
-    } else {
+    } else if (prepare->syncing) {
         prepare->syncing->synced = KVT_MAX(prepare->syncing->synced, prepare->mark);
+    } else {
+        kvt_l2_segment_synced(l2, prepare->segment, KVT_L2_SYNCED);
     }
     kvt_l2_file_put(l2, prepare->slot);
     prepare->slot = -1;
     prepare->step = KVT_L2_IDLE;
 }
 
-/* Records that were moved out of old segments are not durable yet: an old segment must not be
- * overwritten. What is being sealed is synced by that. */
-static bool moved_in_danger(struct kvt_l2 *l2)
+/* Make what `segment` holds durable, before anything old is overwritten. */
+static void sync_moved(struct kvt_l2 *l2, uint32_t segment, int64_t now)
 {
     struct kvt_l2_prepare *prepare = &l2->prepare;
     struct kvt_l2_op *op = &prepare->op;
+    int slot = kvt_l2_file_get(l2, segment, false);
 
-    if (l2->closed && l2->closed->moved > l2->closed->synced && l2->closed->count)
-        return true;
-    if (!l2->open || l2->open->moved <= l2->open->synced)
-        return false;
-    prepare->slot = kvt_l2_file_get(l2, l2->open->segment, false); /* open already: cannot fail */
-    prepare->syncing = l2->open;
-    prepare->mark = l2->open->written;
+    if (slot < 0) {
+        prepare->retry_ns = now + KVT_L2_RETRY_NS;
+        return;
+    }
+    prepare->slot = slot;
+    prepare->segment = segment;
     prepare->step = KVT_L2_DATA;
     memset(&op->req, 0, offsetof(struct kvt_io_req, iov));
     op->req.kind = KVT_IO_SYNC;
-    op->req.file = l2->files[prepare->slot].file;
+    op->req.file = l2->files[slot].file;
     op->finish = moved_synced;
     kvt_l2_submit(l2, op);
+}
+
+/* Records that were moved out of old segments are not durable yet: an old segment must not be
+ * overwritten. What is being sealed is synced by that; one whose sync has failed is synced here. */
+static bool moved_in_danger(struct kvt_l2 *l2, int64_t now)
+{
+    struct kvt_l2_prepare *prepare = &l2->prepare;
+    uint32_t again = moved_unsynced(l2, KVT_L2_SYNC_AGAIN);
+
+    if (l2->closed && l2->closed->moved > l2->closed->synced && l2->closed->count)
+        return true;
+    if (again != KVT_L2_NONE) {
+        prepare->syncing = NULL;
+        sync_moved(l2, again, now);
+        return true;
+    }
+    if (!l2->open || l2->open->moved <= l2->open->synced)
+        return false;
+    prepare->syncing = l2->open;
+    prepare->mark = l2->open->written;
+    sync_moved(l2, l2->open->segment, now);
     return true;
 }
 
@@ -368,7 +417,7 @@ void kvt_l2_prepare_pump(struct kvt_l2 *l2, int64_t now)
         number = new_segment(l2, now, &again);
     if (number == KVT_L2_NONE && !again) {
         number = sealed_segment(l2, now, &busy);
-        if (number != KVT_L2_NONE && moved_in_danger(l2))
+        if (number != KVT_L2_NONE && moved_in_danger(l2, now))
             return;
         if (number == KVT_L2_NONE && l2->params.drains && l2->open && !l2->open->failed)
             return; /* there is time: one will be drained */

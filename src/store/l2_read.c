@@ -241,8 +241,12 @@ void kvt_l2_unhold(struct kvt_l2 *l2, struct kvt_l2_where where)
 static void erase_next(struct kvt_l2 *l2)
 {
     struct kvt_l2_erase_queue *erase = &l2->erase;
+    const struct kvt_l2_erase_range *range = &erase->ring[erase->head];
 
-    l2->segments[erase->ring[erase->head].segment].busy--;
+    if (range->pages) {
+        l2->segments[range->segment].busy--;
+        l2->segments[range->segment].erases--;
+    }
     erase->head = (erase->head + 1) % KVT_L2_ERASES;
     erase->count--;
     erase->done_pages = 0;
@@ -294,8 +298,12 @@ static bool erase_one(struct kvt_l2 *l2)
     const struct kvt_l2_erase_range *range = &erase->ring[erase->head];
     int rc, slot;
 
-    if (!erase->count || erase->op.busy || erase->holds)
+    if (!erase->count || erase->op.busy || erase->holds || l2->journal.owed)
         return false;
+    if (!range->pages) {
+        erase_next(l2);
+        return true;
+    }
     slot = kvt_l2_file_get(l2, range->segment, false);
     if (slot == -EAGAIN)
         return false;
@@ -332,7 +340,22 @@ void kvt_l2_erase_hold(struct kvt_l2 *l2, bool on)
 
 bool kvt_l2_erase_room(const struct kvt_l2 *l2)
 {
-    return l2->erase.count < KVT_L2_ERASES / 2;
+    return l2->erase.count < KVT_L2_ERASES / 2 || l2->journal.owed; /* not worth waiting for */
+}
+
+void kvt_l2_erase_forget(struct kvt_l2 *l2, uint32_t segment)
+{
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+
+    for (uint32_t i = 0; i < erase->count && l2->segments[segment].erases; i++) {
+        struct kvt_l2_erase_range *range = &erase->ring[(erase->head + i) % KVT_L2_ERASES];
+
+        if (range->segment != segment || !range->pages)
+            continue;
+        range->pages = 0;
+        l2->segments[segment].busy--;
+        l2->segments[segment].erases--;
+    }
 }
 
 void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
@@ -343,6 +366,8 @@ void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
         return;
     if (erase->count == KVT_L2_ERASES)
         kvt_l2_erase_pump(l2, 1);
+    if (erase->count == KVT_L2_ERASES && l2->journal.owed)
+        return; /* a purge that has failed */
     if (erase->count ==
         KVT_L2_ERASES) { /* zeros are being written: this one waits for its recycling */
         kvt_log(&l2->params.log, KVT_LOG_WARN, "purged bytes of segment %u stay until it is reused",
@@ -353,4 +378,5 @@ void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
         (struct kvt_l2_erase_range){where.segment, where.page, pages};
     erase->count++;
     l2->segments[where.segment].busy++;
+    l2->segments[where.segment].erases++;
 }

@@ -259,6 +259,10 @@ static void seal_held(struct recovery *r)
     if (rc)
         kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: no footer: %s",
                 (unsigned)r->held->number, kvt_strerror(rc));
+    if (rc) { /* what a crashed process wrote, or moved there, may not be durable */
+        kvt_l2_segment_synced(l2, r->held->number, KVT_L2_SYNC_AGAIN);
+        l2->segments[r->held->number].moved = 1;
+    }
     r->held = NULL;
 }
 
@@ -404,7 +408,8 @@ static void resume(struct recovery *r)
     }
     active->slot = slot;
     if (clean_page(r, segment->generation) != active->next_page) {
-        active->written = 1; /* what a crashed process wrote may not be durable yet */
+        active->written = 1; /* what a crashed process wrote may not be durable yet, ... */
+        active->moved = 1;   /* ... and may have been moved there */
         l2->super.durable.clean_generation = 0;
     }
     kvt_l2_segment_move(l2, active->segment, KVT_L2_OPEN);

@@ -61,6 +61,7 @@ static void segment_sealed(struct kvt_l2 *l2, int status, enum kvt_l2_unsynced s
     kvt_l2_segment_move(l2, active->segment, active->count ? KVT_L2_SEALED : KVT_L2_BLANK);
     if (active->count)
         kvt_l2_segment_synced(l2, active->segment, state);
+    l2->segments[active->segment].moved = active->moved > active->synced;
     l2->closed = NULL;
     l2->seal.step = KVT_L2_IDLE;
     l2->seals_done++;

@@ -6,7 +6,8 @@
  *         -> all journals durable: a namespace is walked, its blocks leave and are erased
  *         -> answer with the number of blocks removed
  * Bytes are erased after the journal only: a record that is damaged for no reason on disk would be
- * a finding of fsck, and the end of its segment for a walk.
+ * a finding of fsck, and the end of its segment for a walk. A root whose journal cannot be written
+ * makes the answer an error; its bytes go when the log has written it after all.
  * A record of a purged block that is on its way to the disk has a sequence below s as well: it does
  * not come back either, and store_write.c erases it when it lands.
  * A namespace is walked in steps (one per run); meanwhile everything in it is a miss and ALLOC in

@@ -9,6 +9,7 @@
  *   sim_seeds.c    seeds, repetition, the sum
  *   sim_world.c    drives, store, time; lives and how they end
  *   sim_client.c   what clients send, what comes back
+ *   sim_fault.c    what goes wrong with drives
  *   sim_oracle.c   what may and what must be seen
  *   sim_check.c    invariants after every recovery
  *
@@ -40,6 +41,7 @@ enum {
     SIM_HELD = 512,
     SIM_LOADS = 24,
     SIM_WAITS = 32,
+    SIM_KINDS = 19, /* of faults */
 };
 #define SIM_ARENA_MAX (2u << 20)
 #define SIM_RECORD_PAGES_MAX 48u
@@ -65,7 +67,6 @@ struct sim_block {
     uint64_t durable; /* when the flush was sent that acknowledged it; 0: none holds */
     struct place place;
     uint32_t purges;
-    bool erased; /* a purge of it failed: its bytes may be gone all the same */
 };
 
 struct sim_fill {
@@ -95,9 +96,16 @@ struct sim_wait { /* for the answer to a FLUSH or PURGE; op 0: free */
     uint32_t index[SIM_PIECE]; /* n == 0: the namespace */
 };
 
+struct sim_fault { /* on a drive */
+    bool on, pictured;
+    uint32_t kind;
+    uint64_t stale_before;
+};
+
 struct sim_counts {
     uint64_t commits, good, missed, damaged, flushes, purges, lives, losses, durable, evicted;
-    uint64_t recycled, unsynced, refused, deaths, faults;
+    uint64_t unsynced, refused, deaths, faults, sticky;
+    uint64_t struck[SIM_KINDS]; /* operations that went wrong, by kind of fault */
 };
 
 struct sim {
@@ -112,10 +120,11 @@ struct sim {
     struct kvt_store *store;
     uint8_t *arena;
     struct kvt_io *disks[SIM_DISKS]; /* fault_io */
-    bool lied;                       /* a drive has told a lie: only exact or miss is promised */
+    struct sim_fault faults[SIM_DISKS];
+    const char *program; /* that repeats a seed */
+    bool lied;           /* a drive has told a lie: only exact or miss is promised */
     bool closing, verbose;
     bool garbled;
-    bool purge_failed; /* bytes may be gone without a journal that says why: fsck takes it amiss */
     uint64_t cookie;
     uint32_t clients[SIM_CLIENTS]; /* ids; a new one after each death */
     uint32_t next_client;
@@ -152,8 +161,10 @@ extern const uint8_t sim_maps[3];
 /* sim_seeds.c */
 struct sim_run {
     const char *practice; /* of support/practice.h */
-    uint64_t seeds;       /* KVT_SIM_SEEDS says otherwise */
-    uint64_t repeated;    /* of them run twice */
+    const char *program;
+    bool all_faults;   /* a run of many seeds must have met every kind of fault */
+    uint64_t seeds;    /* KVT_SIM_SEEDS says otherwise */
+    uint64_t repeated; /* of them run twice */
     void (*one)(struct sim *sim);
 };
 /* All seeds; what main() returns. */
@@ -186,6 +197,11 @@ void sim_die(struct sim *sim, enum power_loss loss);    /* the store is gone, th
 struct kvt_io *sim_medium(struct sim *sim, uint32_t i); /* below the faults */
 void sim_new_disk(struct sim *sim, uint32_t i);
 void sim_check_store(struct sim *sim);
+
+/* sim_fault.c */
+void sim_fault(struct sim *sim);
+void sim_faults_end(struct sim *sim); /* on all drives; what was late or never came, comes */
+const char *sim_kind_name(uint32_t kind);
 
 /* sim_client.c */
 void sim_operation(struct sim *sim);

@@ -137,8 +137,7 @@ static void read_all(struct sim *sim, const struct view *view, bool must[SIM_NS]
                          ns, i, status, sim->blocks[ns][i].place.root,
                          sim->blocks[ns][i].place.segment,
                          (unsigned long long)sim->blocks[ns][i].place.generation);
-            if (status && view->tier[ns][i] != KVT_TIER_MISS && !sim->lied &&
-                !sim->blocks[ns][i].erased)
+            if (status && view->tier[ns][i] != KVT_TIER_MISS && !sim->lied)
                 sim_fail(sim, "namespace %u, block %u was seen and is %d", ns, i, status);
         }
 }
@@ -184,7 +183,7 @@ void sim_check_recovery(struct sim *sim, enum power_loss loss)
     uint64_t records;
 
     sim->garbled = sim->garbled || loss == POWER_GARBLES; /* for good: a blank segment keeps it */
-    strict = !sim->lied && !sim->purge_failed && !sim->garbled;
+    strict = !sim->lied && !sim->garbled;
     sim_expect(sim, must);
     records = fsck_records(sim, strict);
     open_again(sim);

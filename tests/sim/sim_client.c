@@ -1,12 +1,10 @@
 /* What clients send and what comes back. See sim.h. A client is an id of the store and what it
  * holds: slots being filled, grants, requests that wait. It dies in the middle of anything. */
-#include <errno.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "sim/sim.h"
-#include "support/fault_io.h"
 
 static union {
     struct kvt_msg msg;
@@ -131,7 +129,7 @@ static void take_grant(struct sim *sim, uint32_t client, const struct kvt_msg_gr
         if (sim->status) {
             held->bytes = 0; /* damaged: to be given back as bad */
             sim->counts.damaged++;
-            if (!sim->lied && !sim->blocks[load->ns][index].erased)
+            if (!sim->lied)
                 sim_fail(sim, "a damaged record on an honest drive");
         } else {
             sim_seen(sim, load->ns, index, map, load->min);
@@ -409,66 +407,6 @@ static void op_flush(struct sim *sim)
     send(sim, client);
 }
 
-static void op_fault(struct sim *sim)
-{
-    static const int errors[] = {EIO, EIO, ENOSPC, EINTR, EAGAIN, EDQUOT};
-    static const unsigned ops[] = {FAULT_READ, FAULT_WRITE, FAULT_SYNC,  FAULT_ALLOCATE,
-                                   FAULT_OPEN, FAULT_ALL,   FAULT_PUNCH, FAULT_WRITE | FAULT_SYNC};
-    static const int lies[] = {FAULT_LOST, FAULT_TORN, FAULT_MISDIRECT, FAULT_FLIP, FAULT_STALE};
-    struct fault_rule rule = {.skip = sim_roll(sim, 20),
-                              .times = sim_roll(sim, 8) ? 1 + sim_roll(sim, 4) : 200};
-    struct kvt_io *disk;
-
-    if (!sim->shape.disks || sim->shape.faults == SIM_SOUND)
-        return;
-    disk = sim->disks[sim_roll(sim, sim->shape.disks)];
-    fault_io_clear(disk);
-    sim->counts.faults++;
-    switch (sim_roll(sim, sim->shape.faults == SIM_LYING ? 8 : 5)) {
-    case 0:
-        rule.ops = FAULT_DATA;
-        rule.action = FAULT_LATE;
-        rule.arg = 1000000 + sim_roll(sim, 100000000);
-        break;
-    case 1:
-        rule.ops = FAULT_DATA;
-        rule.action = FAULT_STALL;
-        rule.times = 1;
-        rule.arg = 1000000 + sim_roll(sim, 400000000);
-        break;
-    case 2:
-        rule.ops = FAULT_DATA;
-        rule.action = FAULT_BUSY;
-        break;
-    case 3:
-    case 4:
-        rule.ops = ops[sim_roll(sim, KVT_ARRAY_LEN(ops))];
-        rule.action = FAULT_FAIL;
-        rule.error = errors[sim_roll(sim, KVT_ARRAY_LEN(errors))];
-        break;
-    default:
-        rule.ops = sim_roll(sim, 2) ? FAULT_WRITE : FAULT_READ;
-        rule.action = lies[sim_roll(sim, KVT_ARRAY_LEN(lies))];
-        rule.arg = rule.action == FAULT_FLIP   ? FAULT_RANDOM
-                   : rule.action == FAULT_TORN ? sim_roll(sim, 20)
-                                               : 1 + sim_roll(sim, 3);
-        if (rule.action == FAULT_LOST)
-            rule.ops = FAULT_WRITE | FAULT_SYNC;
-        if (rule.action == FAULT_TORN)
-            rule.ops = FAULT_WRITE;
-        if (rule.action == FAULT_STALE)
-            rule.ops = FAULT_READ;
-        rule.times = 1 + sim_roll(sim, 2);
-        sim->lied = true;
-        sim_forget_durable(sim);
-        break;
-    }
-    sim_tell(sim, "fault: operations %x, action %d, error %d, skip %llu, times %llu, arg %llu",
-             rule.ops, rule.action, rule.error, (unsigned long long)rule.skip,
-             (unsigned long long)rule.times, (unsigned long long)rule.arg);
-    SIM_CHECK(sim, fault_io_rule(disk, &rule) >= 0);
-}
-
 void sim_operation(struct sim *sim)
 {
     uint32_t dice = sim_roll(sim, 100);
@@ -504,7 +442,7 @@ void sim_operation(struct sim *sim)
     else if (dice < 93)
         op_flush(sim);
     else if (dice < 95)
-        op_fault(sim);
+        sim_fault(sim);
     else
         sim_advance(sim, (int64_t)(dice == 99 ? 3000000000 : 50000000));
 }

@@ -95,13 +95,12 @@ static bool content_is(uint32_t ns, uint32_t index, uint32_t map, const uint8_t 
     return true;
 }
 
-static void full_key(struct sim *sim, uint32_t ns, uint32_t index, struct kvt_full_key *full)
+static void full_key(uint32_t ns, uint32_t index, struct kvt_full_key *full)
 {
     struct kvt_msg_key key = sim_key(ns, index);
     struct kvt_key plain = {.hash_len = key.hash_len};
     uint8_t id[KVT_NS_BYTES];
 
-    (void)sim;
     memset(id, (int)ns + 1, sizeof id);
     memcpy(plain.hash, key.hash, sizeof key.hash);
     kvt_full_key_make(full, id, &plain);
@@ -117,7 +116,7 @@ void sim_fill_record(struct sim *sim, const struct sim_fill *fill, uint64_t *che
     header->magic = KVT_RECORD_MAGIC;
     header->version = KVT_RECORD_VERSION;
     header->map = sim_maps[fill->map];
-    full_key(sim, fill->ns, fill->index, &header->key);
+    full_key(fill->ns, fill->index, &header->key);
     if (parent != UINT32_MAX) {
         struct kvt_msg_key key = sim_key(fill->ns, parent);
 
@@ -138,7 +137,7 @@ int sim_judge(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, const 
     const struct kvt_record_header *header = (const struct kvt_record_header *)record;
     struct kvt_full_key full;
 
-    full_key(sim, ns, index, &full);
+    full_key(ns, index, &full);
     if (kvt_record_verify(record, bytes, &full, checksum))
         return KVT_E_CORRUPT;
     if (header->map != sim_maps[map] || bytes != sim->shape.pages[ns][map] * KVT_PAGE_BYTES ||
@@ -186,9 +185,6 @@ void sim_purge_sent(struct sim *sim, const struct sim_wait *wait)
 
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status)
 {
-    sim->purge_failed = sim->purge_failed || status < 0;
-    for (uint32_t i = 0; i < (wait->n ? wait->n : SIM_BLOCKS) && status < 0; i++)
-        sim->blocks[wait->ns][covered(wait, i)].erased = true;
     if (status < 0)
         return;
     sim->counts.purges++;
@@ -266,7 +262,7 @@ void sim_expect(struct sim *sim, bool must[SIM_NS][SIM_BLOCKS])
             uint32_t parent = sim_parent(i);
 
             block->may |= sim->lied ? block->ever : 0;
-            must[ns][i] = !sim->lied && block->durable && !block->erased &&
+            must[ns][i] = !sim->lied && block->durable &&
                           (parent == UINT32_MAX || must[ns][parent]) &&
                           !place_recycled(sim_medium(sim, block->place.root), &block->place);
             sim->counts.evicted += block->durable && !must[ns][i] && !sim->lied;

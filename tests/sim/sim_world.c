@@ -19,7 +19,7 @@
 #define SPINS 64 /* runs of the store at one moment */
 #define SPINS_MORE 3
 #define HURRY_NS 20000
-#define IDLE_NS 1000000
+#define IDLE_NS 20000000 /* waiting for what never comes */
 
 void sim_fail(struct sim *sim, const char *format, ...)
 {
@@ -29,8 +29,8 @@ void sim_fail(struct sim *sim, const char *format, ...)
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
-    printf("\n    again: KVT_SIM_SEED=%" PRIu64 " KVT_SIM_SEEDS=1 KVT_SIM_LOG=1 test_sim\n",
-           sim->seed);
+    printf("\n    again: KVT_SIM_SEED=%" PRIu64 " KVT_SIM_SEEDS=1 KVT_SIM_LOG=1 %s\n", sim->seed,
+           sim->program);
     (void)fflush(stdout);
     _exit(1);
 }
@@ -94,6 +94,7 @@ void sim_new_disk(struct sim *sim, uint32_t i)
 
     SIM_CHECK(sim, kvt_io_mem_new(sim->shape.medium_bytes, &io) == 0);
     sim->disks[i] = fault_io_new(power_io_new(io), sim->seed + i);
+    sim->faults[i] = (struct sim_fault){.on = false};
     fault_io_clock(sim->disks[i], (struct kvt_clock){sim_clock, sim});
     file = io->ops->open(io, "lock", KVT_IO_OPEN_CREATE); /* whoever opens a root has locked it */
     io->ops->close(io, file);
@@ -212,8 +213,7 @@ static void store_ends(struct sim *sim, int64_t timeout_ns)
 
 void sim_close(struct sim *sim)
 {
-    for (uint32_t i = 0; i < sim->shape.disks; i++)
-        fault_io_clear(sim->disks[i]);
+    sim_faults_end(sim);
     set_latency(sim, false);
     store_ends(sim, 1000000000);
     sim_clients_die(sim);
@@ -225,10 +225,9 @@ void sim_die(struct sim *sim, enum power_loss loss)
 {
     if (sim->store)
         sim_note_places(sim);
-    for (uint32_t i = 0; i < sim->shape.disks; i++) {
-        fault_io_clear(sim->disks[i]);
+    sim_faults_end(sim);
+    for (uint32_t i = 0; i < sim->shape.disks; i++)
         fault_io_pull_the_plug(sim->disks[i]);
-    }
     set_latency(sim, false);
     if (sim->store)
         store_ends(sim, 0);

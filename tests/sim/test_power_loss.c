@@ -32,7 +32,11 @@ static void one(struct sim *sim)
 
 int main(void)
 {
-    const struct sim_run run = {"power_loss", SIM_SANITIZED ? 100 : 2500, 20, one};
+    const struct sim_run run = {.practice = "power_loss",
+                                .program = "test_power_loss",
+                                .seeds = SIM_SANITIZED ? 100 : 2500,
+                                .repeated = 20,
+                                .one = one};
 
     return sim_run(&run);
 }

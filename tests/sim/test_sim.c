@@ -48,7 +48,12 @@ static void one(struct sim *sim)
 
 int main(void)
 {
-    const struct sim_run run = {"simulation", SIM_SANITIZED ? 50 : 5000, 20, one};
+    const struct sim_run run = {.practice = "simulation",
+                                .program = "test_sim",
+                                .all_faults = true,
+                                .seeds = SIM_SANITIZED ? 50 : 5000,
+                                .repeated = 20,
+                                .one = one};
 
     return sim_run(&run);
 }

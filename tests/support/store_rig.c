@@ -176,17 +176,22 @@ uint64_t rig_filed_stat(const struct rig *rig, const char *name)
     return 0;
 }
 
-void rig_reopen(struct rig *rig)
+void rig_start(struct rig *rig)
 {
-    kvt_store_close(rig->store, 1000000000);
-    read_statfile(rig);
-    rig->store = NULL;
     rig->held_count = 0;
     rig_forget_replies(rig);
     if (rig->arena)
         memset(rig->arena, 0xA5, rig->arena_bytes); /* nothing is remembered in DRAM */
     assert_int_equal(start(rig), 0);
     rig_settle(rig);
+}
+
+void rig_reopen(struct rig *rig)
+{
+    kvt_store_close(rig->store, 1000000000);
+    read_statfile(rig);
+    rig->store = NULL;
+    rig_start(rig);
 }
 
 void rig_crash(struct rig *rig)
@@ -202,18 +207,13 @@ void rig_crash(struct rig *rig)
     rig->held_io = false;
     kvt_store_close(rig->store, 0);
     rig->store = NULL;
-    rig->held_count = 0;
-    rig_forget_replies(rig);
     if (rig->io)
         rig->io->ops->destroy(rig->io);
     rig->io = after ? with_faults(after) : NULL;
     if (rig->second)
         rig->second->ops->destroy(rig->second);
     rig->second = second ? with_faults(second) : NULL;
-    if (rig->arena)
-        memset(rig->arena, 0xA5, rig->arena_bytes);
-    assert_int_equal(start(rig), 0);
-    rig_settle(rig);
+    rig_start(rig);
 }
 
 void rig_check(struct rig *rig)

@@ -77,6 +77,8 @@ int rig_try_open(struct rig *rig, const struct rig_options *options, struct kvt_
 void rig_close(struct rig *rig);  /* orderly; the medium goes too */
 void rig_reopen(struct rig *rig); /* orderly close, then open on the same medium */
 void rig_crash(struct rig *rig);  /* what the medium holds now, without close; then open */
+/* Open on the same medium a store that the test itself has closed (rig->store is NULL). */
+void rig_start(struct rig *rig);
 
 /* Hold completions back, or let them come again (and settle). */
 void rig_hold(struct rig *rig, bool on);
