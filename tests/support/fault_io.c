@@ -16,6 +16,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/checked.h"
 #include "base/rng.h"
@@ -60,6 +61,7 @@ struct fault_io {
     struct kvt_clock clock; /* now_ns NULL: nothing takes time */
     int64_t latency_min, latency_max, stalled_until;
     struct kvt_io *then;  /* of fault_io_remember() */
+    uint64_t stale_reads; /* that brought other bytes */
     int own_fd, epoll_fd; /* -1 when inner has no event fd */
 };
 
@@ -382,11 +384,21 @@ static void flip_write(struct fault_io *fault, struct shadow *shadow, uint64_t b
     req->iov[0] = (struct iovec){shadow->torn, at};
 }
 
+static uint64_t digest(const struct kvt_io_req *req)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t i = 0; i < req->iov_count; i++)
+        sum = sum * 31 + XXH3_64bits(req->iov[i].iov_base, req->iov[i].iov_len);
+    return sum;
+}
+
 /* A read brings the bytes of the picture, where that has the file. */
 static void read_then(struct fault_io *fault, struct kvt_io_req *req)
 {
     int file = fault->then->ops->open(fault->then, name_of(&fault->io, req->file), 0);
     struct kvt_io_req old = *req;
+    uint64_t now = digest(req);
 
     if (file < 0)
         return;
@@ -397,6 +409,7 @@ static void read_then(struct fault_io *fault, struct kvt_io_req *req)
         (void)fault->then->ops->reap(fault->then, got, 1);
     }
     fault->then->ops->close(fault->then, file);
+    fault->stale_reads += digest(req) != now;
 }
 
 static int fault_submit(struct kvt_io *io, struct kvt_io_req *req)
@@ -653,15 +666,20 @@ int64_t fault_io_next(const struct kvt_io *io)
     return next;
 }
 
-void fault_io_remember(struct kvt_io *io)
+void fault_io_remember(struct kvt_io *io, const struct kvt_io *memory)
 {
     struct fault_io *fault = fault_of(io);
 
     if (fault->then)
         fault->then->ops->destroy(fault->then);
     fault->then = NULL;
-    if (kvt_io_mem_clone(fault->inner, &fault->then))
+    if (kvt_io_mem_clone(memory, &fault->then))
         abort();
+}
+
+uint64_t fault_io_stale_reads(const struct kvt_io *io)
+{
+    return ((const struct fault_io *)io)->stale_reads;
 }
 
 void fault_io_hold(struct kvt_io *io, int on)

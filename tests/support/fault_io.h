@@ -97,8 +97,11 @@ void fault_io_clock(struct kvt_io *io, struct kvt_clock clock);
 void fault_io_latency(struct kvt_io *io, int64_t min_ns, int64_t max_ns);
 /* When the next late completion is due; INT64_MAX: none is. */
 int64_t fault_io_next(const struct kvt_io *io);
-/* Take a picture of inner's files (a memory backend) for FAULT_STALE. */
-void fault_io_remember(struct kvt_io *io);
+/* Take a picture of the files for FAULT_STALE; memory: where they are, a memory backend (inner, or
+ * what is below it). */
+void fault_io_remember(struct kvt_io *io, const struct kvt_io *memory);
+/* Reads to which FAULT_STALE has brought other bytes than are there now. */
+uint64_t fault_io_stale_reads(const struct kvt_io *io);
 
 /* Hold completions back: operations run, nothing is reaped until released. */
 void fault_io_hold(struct kvt_io *io, int on);

@@ -520,11 +520,6 @@ struct kvt_io *power_io_inner(struct kvt_io *io)
     return power_of(io)->inner;
 }
 
-uint32_t power_io_unsynced(const struct kvt_io *io)
-{
-    return ((const struct power_io *)io)->unsynced;
-}
-
 /* ---- the loss */
 
 /* Where inner is full (what a hole had freed is in use elsewhere), the change stays. */

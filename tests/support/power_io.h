@@ -28,7 +28,5 @@ struct kvt_io *power_io_inner(struct kvt_io *io);
 /* Nobody has a file open, requests that were not reaped are forgotten (each may have been done).
  * How many changes were not durable. */
 uint32_t power_io_loss(struct kvt_io *io, enum power_loss loss, struct kvt_rng *rng);
-/* Changes that no sync has covered yet. */
-uint32_t power_io_unsynced(const struct kvt_io *io);
 
 #endif

@@ -70,11 +70,6 @@ void practice_forget(void)
     practice = NULL;
 }
 
-uint64_t practice_tried(void)
-{
-    return tried;
-}
-
 int practice_goes_on(void)
 {
     const char *seconds = getenv("KVT_SOAK_SECONDS");

@@ -12,7 +12,6 @@ void practice_point(void);
 void practice_passed(void);
 /* `tried` points at once, of which `failed` did. */
 void practice_add(uint64_t tried, uint64_t failed);
-uint64_t practice_tried(void);
 /* In a child: the line is the parent's. */
 void practice_forget(void);
 /* Whether a long form is to go on: KVT_SOAK_SECONDS is set and not over since practice_begin(). */
