@@ -84,7 +84,7 @@
     X(scrub_bytes, "scrub.bytes", "bytes of them")                                                \
     X(scrub_bad, "scrub.bad", "of them, records dropped: damaged, or not to be read")             \
     X(scrub_read_fail, "scrub.read_fail", "of them, records that could not be read")              \
-    X(scrub_buried, "scrub.buried", "of them, records that no restart finds again: journaled")    \
+    X(scrub_buried, "scrub.buried", "damaged records that no restart finds again: journaled")     \
     X(scrub_passes, "scrub.passes", "walks over all records that came to their end")              \
     X(bad_messages, "message.bad", "malformed messages from clients")                             \
     X(off_requests, "off.requests", "requests answered while switched off")

@@ -60,6 +60,7 @@ struct kvt_l2_read {
     void *user;
     int status;
     struct kvt_l2_read *next;
+    bool raw;   /* any pages of the segment: footer and trailer too */
     bool alone; /* the log's: not merged with others, because that has failed */
 };
 

@@ -49,10 +49,10 @@ static bool live(const struct kvt_l2 *l2, uint32_t segment)
 }
 
 /* 0; KVT_E_INVAL not a place of any segment; KVT_E_STALE the segment has no live records. */
-static int check_range(const struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
+static int check_range(const struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages, bool raw)
 {
     if (where.segment >= l2->limit || !where.page || !pages ||
-        (uint64_t)where.page + pages + 1 > l2->segment_pages)
+        (uint64_t)where.page + pages + !raw > l2->segment_pages)
         return KVT_E_INVAL;
     return live(l2, where.segment) ? 0 : KVT_E_STALE;
 }
@@ -210,7 +210,7 @@ bool kvt_l2_read_report(struct kvt_l2 *l2)
 
 void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read)
 {
-    int rc = check_range(l2, read->where, read->pages);
+    int rc = check_range(l2, read->where, read->pages, read->raw);
 
     if (!rc && l2->closing)
         rc = KVT_E_CLOSED;
@@ -225,7 +225,7 @@ void kvt_l2_read(struct kvt_l2 *l2, struct kvt_l2_read *read)
 
 int kvt_l2_hold(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
 {
-    int rc = check_range(l2, where, pages);
+    int rc = check_range(l2, where, pages, false);
 
     if (rc || l2->closing)
         return rc ? rc : KVT_E_CLOSED;
@@ -362,7 +362,7 @@ void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
 {
     struct kvt_l2_erase_queue *erase = &l2->erase;
 
-    if (l2->params.read_only || check_range(l2, where, pages))
+    if (l2->params.read_only || check_range(l2, where, pages, false))
         return;
     if (erase->count == KVT_L2_ERASES)
         kvt_l2_erase_pump(l2, 1);

@@ -280,6 +280,7 @@ static void drop_bad(struct kvt_store *store, uint32_t slot)
     if (s->state != KVT_SLOT_VALID)
         return;
     older = kvt_index_at(&store->index, entry)->older;
+    kvt_suspect_entry(store, entry);
     kvt_entry_lose_slot(store, entry, false);
     if (!older) /* that is another record: it is verified when it is loaded */
         kvt_entry_clear_disk(store, entry);

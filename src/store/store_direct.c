@@ -94,6 +94,7 @@ static void drop_bad(struct kvt_store *store, const struct kvt_store_direct *d)
     if (e->slot != KVT_SLOT_NONE || !e->on_disk || e->root != d->root ||
         e->segment != d->where.segment || e->page != d->where.page)
         return;
+    kvt_suspect_entry(store, entry);
     kvt_entry_clear_disk(store, entry);
     kvt_entry_settle(store, entry);
 }

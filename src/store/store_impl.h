@@ -207,8 +207,34 @@ struct kvt_store_scrub { /* store_scrub.c */
     uint32_t cursor; /* next entry to look at; 0: a pass is about to begin */
     int64_t due_ns;  /* not before */
     int64_t pass_ns; /* the pass began */
-    struct kvt_journal_item bad[KVT_STORE_SCRUB_ITEMS]; /* found in this batch ... */
-    uint8_t bad_root[KVT_STORE_SCRUB_ITEMS];
+};
+
+#define KVT_STORE_SUSPECTS 64u
+
+struct kvt_store_suspect { /* a place on disk whose record was found damaged */
+    struct kvt_fp fp;
+    struct kvt_l2_where where;
+    uint32_t root, pages;
+};
+
+enum kvt_suspect_step {
+    KVT_SUSPECT_NONE = 0,
+    KVT_SUSPECT_RECORD,
+    KVT_SUSPECT_TRAILER,
+    KVT_SUSPECT_FOOTER
+};
+
+struct kvt_store_suspects { /* store_suspect.c */
+    struct kvt_store_suspect ring[KVT_STORE_SUSPECTS];
+    uint32_t head, count;
+    enum kvt_suspect_step step; /* of the one at head */
+    uint32_t looks;             /* its record has been read that often */
+    bool reading;
+    struct kvt_l2_read read;
+    uint32_t footer_count;
+    uint64_t footer_checksum;
+    struct kvt_journal_item bad[KVT_STORE_SUSPECTS]; /* to be journaled ... */
+    uint8_t bad_root[KVT_STORE_SUSPECTS];            /* ... there */
     uint32_t bad_count;
 };
 
@@ -297,6 +323,7 @@ struct kvt_store {
     uint32_t prefetch_going;
 
     struct kvt_store_scrub scrub;
+    struct kvt_store_suspects suspects;
     struct kvt_store_flush flushes[KVT_STORE_FLUSHES];
     struct kvt_store_purge purges[KVT_STORE_PURGES];
     struct kvt_journal_item off_purges[KVT_STORE_OFF_PURGES]; /* for roots that are still to come */
@@ -524,6 +551,15 @@ __attribute__((warn_unused_result)) int kvt_scrub_grow(struct kvt_store *store,
 void kvt_scrub_destroy(struct kvt_store *store);
 /* Returns the next time to run. */
 int64_t kvt_scrub_run(struct kvt_store *store);
+
+/* ---- store_suspect.c */
+/* A record on disk was found damaged: look again, and see to it that it stays away. Before the
+ * entry loses its place. */
+void kvt_suspect_entry(struct kvt_store *store, uint32_t entry);
+void kvt_suspect_place(struct kvt_store *store, uint32_t root, struct kvt_l2_where where,
+                       uint32_t pages, struct kvt_fp fp);
+/* True: a read is under way, into the buffer of scrub. */
+bool kvt_suspects_run(struct kvt_store *store);
 
 /* ---- store_reinsert.c */
 __attribute__((warn_unused_result)) int kvt_drain_init(struct kvt_store_disk *disk);

@@ -4,7 +4,7 @@
  * What is checked here: magic, version, full key, map, length and a sequence that this store can
  * have given. Not the payload: its checksum is granted with the slot and the client verifies it
  * while the bytes are on their way through its cache anyway (docs/decisions). A record that fails
- * leaves the index: DRAM and disk.
+ * leaves the index: DRAM and disk (store_suspect.c goes on with it).
  * Threads: the store's owner. Allocates nothing.
  */
 #include <string.h>
@@ -100,11 +100,12 @@ static void finish(struct kvt_store *store, uint32_t slot, uint32_t root, int st
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     uint32_t entry = s->entry;
+    bool damaged = false;
 
     if (!status && s->state == KVT_SLOT_READING) {
         status = accept(store, slot);
-        if (status)
-            store->counts.checksum_fail++;
+        damaged = status != 0;
+        store->counts.checksum_fail += damaged;
     } else if (status) {
         store->counts.read_fail++;
         store->disks[root].read_fails++;
@@ -113,6 +114,8 @@ static void finish(struct kvt_store *store, uint32_t slot, uint32_t root, int st
         wake(store, slot, false); /* purged or replaced meanwhile */
     } else if (status) {
         wake(store, slot, false);
+        if (damaged)
+            kvt_suspect_entry(store, entry);
         kvt_entry_drop_slot(store, entry, false);
         kvt_entry_clear_disk(store, entry);
         kvt_entry_settle(store, entry);

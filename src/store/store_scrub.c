@@ -12,9 +12,8 @@
  *  3. What has changed its place, its level or its life while the read was under way is left alone.
  *  4. Records that are in DRAM as well are skipped: they are not cold. A pass is one walk over the
  *     index, and begins once a day at most.
- *  5. Journaled is what was read and is wrong, where the header still tells key and number. A
- *     record that cannot be read, or whose header is damaged, leaves the index only: the next open
- *     brings it back, and the next pass, or load, finds it again.
+ *  5. What is damaged leaves the index; store_suspect.c takes a second look and sees to it that no
+ *     restart brings it back. What cannot be read leaves the index only.
  * A record carries all that is needed: its key must have the entry's fingerprint, its length and
  * map must be the entry's, its checksum must fit. Threads: the store's owner. Allocates when a
  * namespace opens. It repairs nothing.
@@ -38,7 +37,7 @@ int kvt_scrub_grow(struct kvt_store *store, uint32_t record_bytes)
     uint8_t *grown;
 
     record_bytes = KVT_MAX(record_bytes, BATCH_BYTES);
-    if (!store->params.scrub_bytes_per_s || !store->disk_count || scrub->count ||
+    if (!store->disk_count || scrub->count || store->suspects.reading ||
         scrub->buffer_bytes >= record_bytes)
         return 0; /* longer records are skipped: no harm done */
     grown = aligned_alloc(KVT_PAGE_BYTES, record_bytes);
@@ -90,45 +89,6 @@ static void scrub_read_done(struct kvt_l2_read *read)
     store->again = 1;
 }
 
-/* Remember for the journal what is damaged, as far as its header tells what it was. */
-static void note_bad(struct kvt_store *store, const struct kvt_store_scrub_item *item)
-{
-    struct kvt_store_scrub *scrub = &store->scrub;
-    const struct kvt_record_header *header = item->read.dst;
-    struct kvt_fp fp;
-    struct kvt_journal_item *bad = &scrub->bad[scrub->bad_count];
-
-    if (item->read.status || kvt_record_header_check(header) ||
-        header->sequence >= store->sequence_next)
-        return;
-    fp = kvt_index_fingerprint(&store->index, &header->key);
-    if (fp.word[0] != item->fp.word[0] || fp.word[1] != item->fp.word[1])
-        return;
-    memset(bad, 0, sizeof(*bad));
-    bad->kind = KVT_JOURNAL_PURGE_KEY;
-    bad->key = header->key;
-    bad->value = header->sequence + 1;
-    scrub->bad_root[scrub->bad_count++] = (uint8_t)item->root;
-}
-
-/* What was found in a batch goes to the journals of its roots. */
-static void bury(struct kvt_store *store)
-{
-    struct kvt_store_scrub *scrub = &store->scrub;
-    struct kvt_journal_item items[KVT_STORE_SCRUB_ITEMS];
-
-    for (uint32_t root = 0; root < store->disk_count && scrub->bad_count; root++) {
-        uint32_t count = 0;
-
-        for (uint32_t i = 0; i < scrub->bad_count; i++)
-            if (scrub->bad_root[i] == root)
-                items[count++] = scrub->bad[i];
-        if (count)
-            kvt_purges_bury(store, root, items, count);
-    }
-    scrub->bad_count = 0;
-}
-
 static void judge(struct kvt_store *store, const struct kvt_store_scrub_item *item)
 {
     int status = item->read.status;
@@ -145,7 +105,8 @@ static void judge(struct kvt_store *store, const struct kvt_store_scrub_item *it
         return;
     store->counts.scrub_bad++;
     store->activity++;
-    note_bad(store, item);
+    if (!item->read.status)
+        kvt_suspect_entry(store, item->entry);
     kvt_entry_clear_disk(store, item->entry);
     kvt_entry_settle(store, item->entry);
 }
@@ -236,10 +197,11 @@ int64_t kvt_scrub_run(struct kvt_store *store)
         for (uint32_t i = 0; i < scrub->count; i++)
             judge(store, &scrub->items[i]);
         scrub->count = 0;
-        bury(store);
     }
-    if (!scrub->buffer_bytes || scrub->count || store->closing)
+    if (!scrub->buffer_bytes || scrub->count || store->closing || kvt_suspects_run(store))
         return INT64_MAX; /* the reads' end runs the store */
+    if (!store->params.scrub_bytes_per_s)
+        return INT64_MAX;
     if (!store->disk_blocks)
         return INT64_MAX; /* the write that changes it runs the store */
     if (now < scrub->due_ns)

@@ -17,6 +17,8 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/fsck.h"
+#include "store/l2_internal.h"
+#include "store/store_impl.h"
 #include "support/fault_io.h"
 
 enum { KV4 = 2, CHAIN = 8, PAGES = 2 };
@@ -204,6 +206,34 @@ static void test_the_next_purge_brings_it_along(void **state)
     rig_close(&rig);
 }
 
+/* A journal that is full is rewritten; that fails, and a smaller purge would still fit behind it.
+ */
+static void test_a_full_journal_that_cannot_be_rewritten(void **state)
+{
+    struct fault_rule once = no_journal;
+    uint64_t numbers[64], other = 1000;
+    const struct kvt_l2_journal *journal;
+
+    (void)state;
+    once.times = 1;
+    begin(8u << 20);
+    journal = &rig.store->disks[0].l2->journal;
+    do
+        assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, &other, 1), 0);
+    while (journal->pages + 1 != journal->pages_max);
+    put(1, 64);
+    assert_int_equal(rig_flush(&rig), 0);
+    for (uint32_t i = 0; i < 64; i++)
+        numbers[i] = 1 + i;
+    assert_true(fault_io_rule(rig.io, &once) >= 0);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, numbers, 64), -EIO);
+    assert_int_equal(after_crash(), CHAIN);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, &other, 1), 0);
+    assert_int_equal(records_now(), 0);
+    assert_int_equal(after_crash(), 0);
+    rig_close(&rig);
+}
+
 /* An orderly close in between: the journal was never written, so everything is there again. */
 static void test_closed_before_it_could_be_written(void **state)
 {
@@ -273,6 +303,7 @@ int main(void)
         cmocka_unit_test(test_a_failed_purge_of_keys),
         cmocka_unit_test(test_a_failed_purge_of_a_namespace),
         cmocka_unit_test(test_the_next_purge_brings_it_along),
+        cmocka_unit_test(test_a_full_journal_that_cannot_be_rewritten),
         cmocka_unit_test(test_closed_before_it_could_be_written),
         cmocka_unit_test(test_many_blocks_answer_at_once),
         cmocka_unit_test(test_the_log_turns_over_meanwhile),
