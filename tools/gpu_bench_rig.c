@@ -193,7 +193,8 @@ int gpu_bench_items(struct gpu_bench *b, uint32_t record_bytes, int scattered,
         shuffle(b, pages);
         for (int64_t i = 0; i < b->blocks; i++) {
             size_t slot = scattered ? slots[i] * gap : (size_t)i;
-            items[i] = (struct kvt_gpu_item){b->arena + slot * record_bytes, pages[i]};
+            items[i] =
+                (struct kvt_gpu_item){.record = b->arena + slot * record_bytes, .block = pages[i]};
         }
     }
     free(slots);

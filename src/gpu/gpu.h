@@ -140,11 +140,14 @@ enum kvt_gpu_path {
     KVT_GPU_PATH_COPY = 1,   /* copy engine between slots and staging in device memory */
     KVT_GPU_PATH_SM = 2,     /* the SMs move the pages; slots must be pinned, else COPY is taken */
     KVT_GPU_PATH_DIRECT = 3, /* restore: the decoder reads the slots; no checksum; pinned slots */
+    KVT_GPU_PATH_STAGED = 4, /* restore: the records are in memory of the device already */
 };
 
 struct kvt_gpu_item {
-    void *record;   /* host, kvt_gpu_plan_record_bytes() bytes, 16-byte aligned */
-    uint32_t block; /* page of the pool */
+    void *record;    /* host, kvt_gpu_plan_record_bytes() bytes, 16-byte aligned; STAGED: its
+                        header alone */
+    uint32_t block;  /* page of the pool */
+    uint64_t staged; /* STAGED: device address of the record, a multiple of 4,096; else not read */
 };
 
 struct kvt_gpu_order {

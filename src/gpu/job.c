@@ -12,8 +12,9 @@
  *             slots -> empty             checksums -> checked          -> ready
  *
  * So waves overlap in all three, and the ring is the only coupling. Path SM has no check of its
- * own: the move does it. Everything here only queues; nothing waits but kvt_gpu_job_poll(wait),
- * kvt_gpu_job_free() and a call that failed half-way.
+ * own: the move does it. Path STAGED moves nothing, and uses the records where they are. Everything
+ * here only queues; nothing waits but kvt_gpu_job_poll(wait), kvt_gpu_job_free() and a call that
+ * failed half-way.
  */
 #include <errno.h>
 #include <string.h>
@@ -40,6 +41,18 @@ static int launch(struct kvt_gpu *gpu, enum kvt_gpu_kernel kernel, uint32_t ctas
                               parameters, NULL));
 }
 
+/* Whether the decoder reads the records where they are, and not in the wave's staging memory. */
+static int in_place(const struct kvt_gpu_job *job)
+{
+    return job->path == KVT_GPU_PATH_DIRECT || job->path == KVT_GPU_PATH_STAGED;
+}
+
+/* Whether the page kernel runs by itself, beside the coders. */
+static int checks(const struct kvt_gpu_job *job)
+{
+    return job->path == KVT_GPU_PATH_COPY || job->path == KVT_GPU_PATH_STAGED;
+}
+
 /* ---- kernels of a wave ---- */
 
 static int run_coding(const struct kvt_gpu_batch *batch, enum kvt_gpu_kernel kernel,
@@ -47,7 +60,7 @@ static int run_coding(const struct kvt_gpu_batch *batch, enum kvt_gpu_kernel ker
 {
     struct kvt_gpu_plan *plan = batch->job->plan;
     struct kvt_gpu_stage *stage = plan->stage;
-    int direct = batch->job->path == KVT_GPU_PATH_DIRECT;
+    int direct = in_place(batch->job);
     if (span->part_count == 0)
         return 0;
     struct kvt_gpu_coding coding = {
@@ -70,7 +83,7 @@ static int run_coding(const struct kvt_gpu_batch *batch, enum kvt_gpu_kernel ker
     uint32_t ctas = job->ctas; /* less those of the page kernel beside us */
     if (job->path == KVT_GPU_PATH_SM)
         ctas = KVT_MAX(ctas - job->move_ctas, 1u);
-    else if (job->path == KVT_GPU_PATH_COPY)
+    else if (checks(job))
         ctas -= job->check_ctas;
     return launch(plan->gpu, kernel, ctas, (uint64_t)span->unit_count * batch->count, &coding,
                   stage->code_stream);
@@ -130,9 +143,9 @@ static int check_wave(const struct kvt_gpu_batch *batch, int make)
     struct kvt_gpu *gpu = plan->gpu;
     kvt_cu_stream stream = job->check_ctas > 0 ? stage->check_stream : stage->code_stream;
     uint32_t ctas = job->check_ctas > 0 ? job->check_ctas : job->ctas;
-    int status = await(gpu, stream, batch->wave->ready);
+    int status = await(gpu, stream, batch->wave->ready), there = in_place(job);
     if (status == 0)
-        status = run_paging(batch, make, 0, 0, ctas, stream);
+        status = run_paging(batch, make, there, there, ctas, stream);
     return status == 0 ? record(gpu, batch->wave->checked, stream) : status;
 }
 
@@ -150,7 +163,7 @@ static int restore_wave(const struct kvt_gpu_batch *batch)
         status = run_paging(batch, 0, 1, 0, batch->job->move_ctas, stage->move_stream);
     if (status == 0)
         status = record(gpu, wave->ready, stage->move_stream);
-    if (status == 0 && path == KVT_GPU_PATH_COPY)
+    if (status == 0 && checks(batch->job))
         status = check_wave(batch, 0);
     if (status == 0)
         status = await(gpu, stage->code_stream, wave->ready);
@@ -212,18 +225,18 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
                    const struct kvt_gpu_order *order, int evict)
 {
     struct kvt_gpu_plan *plan = job->plan;
-    int pinned = 1;
+    int pinned = 1, staged = order->path == KVT_GPU_PATH_STAGED;
+    if (order->path < KVT_GPU_PATH_COPY || order->path > KVT_GPU_PATH_STAGED)
+        return KVT_E_INVAL;
     for (size_t i = 0; i < n; i++)
         if (items[i].record == NULL || (uintptr_t)items[i].record % 16 != 0 ||
-            items[i].block >= plan->block_count)
+            items[i].block >= plan->block_count ||
+            (staged && (items[i].staged == 0 || items[i].staged % KVT_GPU_PAGE_BYTES != 0)))
             return KVT_E_INVAL;
-    for (size_t i = 0; i < n && order->path != KVT_GPU_PATH_COPY; i++)
+    for (size_t i = 0; i < n && order->path != KVT_GPU_PATH_COPY && !staged; i++)
         pinned &= kvt_gpu_pinned(plan->gpu, items[i].record, plan->record_bytes) != 0;
     job->path = order->path;
-    if (job->path == KVT_GPU_PATH_DIRECT && (evict || !pinned))
-        return KVT_E_INVAL;
-    if (job->path != KVT_GPU_PATH_COPY && job->path != KVT_GPU_PATH_SM &&
-        job->path != KVT_GPU_PATH_DIRECT)
+    if ((job->path == KVT_GPU_PATH_DIRECT && !pinned) || (in_place(job) && evict))
         return KVT_E_INVAL;
     if (!pinned)
         job->path = KVT_GPU_PATH_COPY;
@@ -265,7 +278,9 @@ static void prepare_wave(struct kvt_gpu_batch *batch)
     struct kvt_gpu_job *job = batch->job;
     for (uint32_t i = 0; i < batch->count; i++) {
         const void *record = job->items[batch->first + i].record;
-        batch->slots[i] = kvt_gpu_pinned(job->plan->gpu, record, job->plan->record_bytes);
+        batch->slots[i] = job->path == KVT_GPU_PATH_STAGED
+                              ? job->items[batch->first + i].staged
+                              : kvt_gpu_pinned(job->plan->gpu, record, job->plan->record_bytes);
         if (job->evict)
             memcpy(job->headers + (batch->first + i) * KVT_GPU_HEADER_BYTES, record,
                    KVT_GPU_HEADER_BYTES);

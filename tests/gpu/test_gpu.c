@@ -316,7 +316,7 @@ static void rig_open(struct rig *rig)
     assert_non_null(rig->records);
     memset(rig->records, 0, 4 * 4096);
     for (uint32_t i = 0; i < 4; i++)
-        rig->items[i] = (struct kvt_gpu_item){rig->records + 4096 * i, i};
+        rig->items[i] = (struct kvt_gpu_item){.record = rig->records + 4096 * i, .block = i};
 }
 
 static void rig_close(struct rig *rig)
@@ -462,7 +462,7 @@ static int copies_of(struct kvt_gpu_plan *plan, uint8_t *memory, size_t gap, int
     struct kvt_gpu_job *job;
     int before = fake->copies;
     for (uint32_t i = 0; i < 40; i++)
-        items[i] = (struct kvt_gpu_item){memory + i * gap * 4096, i % 4};
+        items[i] = (struct kvt_gpu_item){.record = memory + i * gap * 4096, .block = i % 4};
     assert_int_equal(evict ? kvt_gpu_evict(plan, items, 40, &order, &job)
                            : kvt_gpu_restore(plan, items, 40, &order, &job),
                      0);
