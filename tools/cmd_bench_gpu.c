@@ -26,9 +26,13 @@ static int measure(struct gpu_bench *b, const char *only)
         if (rc == 0)
             rc = gpu_bench_link(b);
         if (rc == 0)
+            rc = gpu_bench_small(b);
+        if (rc == 0)
             rc = gpu_bench_layers(b);
         if (rc == 0 && !b->no_cache)
             rc = gpu_bench_cache(b);
+        if (rc == 0 && b->dir != NULL)
+            rc = gpu_bench_disk(b);
         if (rc == 0 && !b->no_gemm)
             rc = gpu_bench_gemm(b);
         gpu_bench_pool_free(b);
@@ -41,12 +45,13 @@ static int print_json(struct gpu_bench *b)
     struct kvt_gpu_info info;
     kvt_gpu_info(b->gpu, &info);
     return kvt_cli_json(json_pack(
-        "{s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:I, s:o, s:o, s:o, s:o}", "device", info.name,
-        "capability", info.capability, "cuda_driver", info.driver_version, "multiprocessors",
-        info.multiprocessors, "copy_engines", info.copy_engines, "build", kvt_build_info(),
-        "block_tokens", 16, "blocks", (json_int_t)b->blocks, "reps", (json_int_t)b->reps, "copies",
-        json_incref(b->pieces), "results", json_incref(b->results), "layers",
-        json_incref(b->layers), "gemm", json_incref(b->gemm)));
+        "{s:s, s:i, s:i, s:i, s:i, s:s, s:i, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "device",
+        info.name, "capability", info.capability, "cuda_driver", info.driver_version,
+        "multiprocessors", info.multiprocessors, "copy_engines", info.copy_engines, "build",
+        kvt_build_info(), "block_tokens", 16, "blocks", (json_int_t)b->blocks, "reps",
+        (json_int_t)b->reps, "copies", json_incref(b->pieces), "results", json_incref(b->results),
+        "layers", json_incref(b->layers), "small", json_incref(b->small), "disks",
+        json_incref(b->disks), "gemm", json_incref(b->gemm)));
 }
 
 static int run(struct gpu_bench *b, const char *only)
@@ -81,6 +86,7 @@ int kvt_cmd_bench_gpu(int argc, char **argv)
         {"wave-bytes", "N", "bytes of one wave of staging memory", .number = &bench.wave_bytes,
          .min = 1 << 20, .max = 1 << 28},
         {"depth", "N", "waves of staging memory", .number = &bench.depth, .min = 1, .max = 8},
+        {"dir", "DIR", "directory on a drive: loads from it are measured too", .text = &bench.dir},
         {"device", "N", "CUDA device (0)", .number = &bench.device, .min = 0, .max = 63},
         {"driver", "FILE", "the CUDA driver's library", .text = &bench.driver},
         {"cublas", "FILE", "the cuBLAS library", .text = &bench.cublas},
@@ -103,10 +109,14 @@ int kvt_cmd_bench_gpu(int argc, char **argv)
     bench.gemm = json_array();
     bench.pieces = json_array();
     bench.layers = json_array();
+    bench.small = json_array();
+    bench.disks = json_array();
     rc = run(&bench, geometry);
     json_decref(bench.results);
     json_decref(bench.gemm);
     json_decref(bench.pieces);
     json_decref(bench.layers);
+    json_decref(bench.small);
+    json_decref(bench.disks);
     return rc;
 }

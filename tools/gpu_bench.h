@@ -24,6 +24,7 @@ struct gpu_bench {
     int64_t device;
     const char *driver; /* NULL: libcuda.so.1 */
     const char *cublas; /* NULL: where it usually is */
+    const char *dir;    /* on a drive; NULL: none is measured */
     int quick, json, no_gemm, no_cache;
     /* what */
     struct kvt_gpu *gpu;
@@ -38,7 +39,7 @@ struct gpu_bench {
     uint8_t *arena; /* pinned */
     size_t arena_bytes;
     double copy_gbps[2]; /* one piece, to host and to device */
-    json_t *results, *gemm, *pieces, *layers;
+    json_t *results, *gemm, *pieces, *layers, *small, *disks;
     char error[512];
 };
 
@@ -73,10 +74,14 @@ void gpu_bench_report(struct gpu_bench *b, const struct gpu_bench_figure *figure
 
 /* gpu_bench_link.c: rates on an idle GPU. */
 int gpu_bench_link(struct gpu_bench *b);
+/* gpu_bench_small.c: jobs of few blocks, by both paths. */
+int gpu_bench_small(struct gpu_bench *b);
 /* gpu_bench_layers.c: loads by layers. */
 int gpu_bench_layers(struct gpu_bench *b);
 /* gpu_bench_cache.c: the same through kvt_store() and kvt_load(). */
 int gpu_bench_cache(struct gpu_bench *b);
+/* gpu_bench_disk.c: from the drive of b->dir. */
+int gpu_bench_disk(struct gpu_bench *b);
 /* gpu_bench_gemm.c: beside a saturating stream of matrix products. */
 int gpu_bench_gemm(struct gpu_bench *b);
 
