@@ -202,8 +202,10 @@ static void check_gds(struct doctor *doctor, struct kvt_gpu *gpu, const char *di
                  r.ordinary_gbps);
     json_t *object =
         check(doctor, "gds", r.verdict == KVT_GDS_ABSENT ? STATE_OFF : STATE_OK,
-              "%s: %s (%s%s); loads go through DRAM%s%s", kvt_gds_name(r.verdict), r.reason, proof,
-              speed, r.remedy[0] ? "; for a direct path: " : "", r.remedy);
+              "%s: %s (%s%s); %s%s%s", kvt_gds_name(r.verdict), r.reason, proof, speed,
+              r.verdict == KVT_GDS_ABSENT ? "loads go through DRAM"
+                                          : "gds=auto lets loads take it where it is faster",
+              r.remedy[0] ? "; for a direct path: " : "", r.remedy);
     json_object_set_new(object, "verdict", json_string(kvt_gds_name(r.verdict)));
     json_object_set_new(object, "reason", json_string(r.reason));
     json_object_set_new(object, "remedy", json_string(r.remedy));

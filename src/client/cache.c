@@ -94,6 +94,7 @@ static void lists_init(struct kvt_cache *cache)
     }
     kvt_bq_init(&cache->coded);
     kvt_bq_init(&cache->retry);
+    kvt_bq_init(&cache->reload);
     for (uint32_t i = 0; i < KVT_FLIGHTS_MAX; i++)
         cache->flights[i].next_free = i + 1 < KVT_FLIGHTS_MAX ? i + 1 : KVT_NONE;
     cache->flight_free = 0;
@@ -257,6 +258,7 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
     cache->event_fd = cache->wake_fd = -1;
     kvt_link_init(&cache->link, "");
     (void)snprintf(cache->gpu_state, sizeof(cache->gpu_state), "not asked for");
+    (void)snprintf(cache->gds_state, sizeof(cache->gds_state), "off: no pool in GPU memory");
     lists_init(cache);
     struct kvt_fsize_guard guard;
     kvt_fsize_hold(&guard);

@@ -66,9 +66,11 @@ struct kvt_block {
     uint32_t slot;
     uint32_t generation;
     uint32_t record_bytes;
-    uint64_t arena_offset;
+    uint64_t arena_offset; /* direct: offset in the segment's file */
     uint64_t sequence;
     uint64_t checksum;
+    uint32_t segment;          /* direct: number of the file */
+    uint32_t chunk;            /* staged: where it is in the device's buffer */
     const struct kvt_map *map; /* store: to encode with; lives as long as the namespace */
     int32_t release_status;    /* GIVE_BACK: 0 good, KVT_E_CORRUPT bad */
     uint8_t state;             /* enum kvt_block_state */
@@ -76,8 +78,11 @@ struct kvt_block {
     uint8_t map_id;            /* what the record's header says */
     uint8_t lossy;             /* store: the page is of lossy origin */
     uint8_t recode;            /* store: it cools from kv8, so kv8 is the best it can be */
-    uint8_t retry;             /* GIVE_BACK: ask again at `level` instead of ending */
+    uint8_t retry;             /* GIVE_BACK: ask again (store: at `level`) instead of ending */
     uint8_t tier;              /* load: where it was */
+    uint8_t direct;            /* load: granted where it lies on disk, (slot, generation) a pin */
+    uint8_t root;              /* direct: number of the disk */
+    uint8_t staged;            /* direct: it has been read into the device's buffer */
 };
 
 struct kvt_block_queue {
@@ -139,6 +144,7 @@ struct kvt_flight {
     uint16_t op;         /* enum kvt_op; 0: free */
     uint8_t klass;       /* enum kvt_credit_class */
     bool cancel_wanted;  /* ACQUIRE: a CANCEL is to be sent */
+    bool direct;         /* ACQUIRE: grants may say where blocks lie on disk */
     uint32_t req;        /* request index, or KVT_NONE */
     uint32_t first;      /* ALLOC, ACQUIRE: first block entry; COMMIT: head of the list */
     uint32_t count;      /* blocks asked for */
@@ -270,6 +276,9 @@ struct kvt_cache {
     pthread_t reply_thread;
     bool reply_running;
     const char *gpu_library;  /* the CUDA driver; NULL: where it usually is. Set by tests */
+    const char *gds_library;  /* cuFile, likewise */
+    bool gds_any;             /* a test's: direct loads by whatever path cuFile takes */
+    uint64_t gds_probe_bytes; /* a test's; 0: as usual */
     pthread_mutex_t gpu_lock; /* lanes and their stages (gpu_pool.c); taken before lock */
     struct kvt_lane *lanes;
 
@@ -306,6 +315,7 @@ struct kvt_cache {
     struct kvt_block_queue give_back[2];
     struct kvt_block_queue coded;          /* to be COMMITted */
     struct kvt_block_queue retry;          /* to be ALLOCed one by one */
+    struct kvt_block_queue reload;         /* to be ACQUIREd one by one, not direct */
     uint32_t load_streak;                  /* load jobs since the last store job */
     uint64_t alloc_bytes, alloc_bytes_max; /* in slots allocated and not yet committed */
 
@@ -326,6 +336,7 @@ struct kvt_cache {
     struct kvt_client_counters counters;
     struct kvt_client_counters counters_seen; /* the owner's copy, for the file "stats" */
     char gpu_state[256]; /* of the last pool registered in GPU memory, as a sentence */
+    char gds_state[512]; /* of direct loads into the device opened last */
 };
 
 /* cache.c: take the lock for an API call. 0 with the lock held; KVT_E_CLOSED without (closing, or

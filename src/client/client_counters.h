@@ -105,6 +105,13 @@
     X(gpu_failed_blocks, "gpu.failed_blocks", "blocks that ended because a GPU failed")            \
     X(gpu_lost, "gpu.lost", "GPUs that went offline")                                              \
     X(gpu_refused, "gpu.refused", "pools in GPU memory that were refused")                         \
+    X(gds_reads, "gpu.gds.reads", "blocks read from a drive into GPU memory, past DRAM")           \
+    X(gds_bytes, "gpu.gds.bytes", "record bytes of these")                                         \
+    X(gds_fallback, "gpu.gds.fallback", "blocks that went through DRAM after all")                 \
+    X(gds_errors, "gpu.gds.errors", "of them, reads that failed")                                  \
+    X(gds_short, "gpu.gds.short", "of them, reads that brought fewer bytes")                       \
+    X(gds_wrong, "gpu.gds.wrong", "of them, reads that brought other bytes")                       \
+    X(gds_off, "gpu.gds.off", "times direct loads were switched off after failures")               \
     X(ring_full, "client.ring_full", "times a message had to wait for room in the ring")           \
     X(bad_reply, "client.bad_reply", "replies of the store that made no sense")                    \
     X(bad_move, "client.bad_move", "state transitions that must not happen (0 always)")

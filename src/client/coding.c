@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/gpu_lane.h"
 
 bool kvt_coding_begin(const struct kvt_cache *cache, const struct kvt_req *req,
                       struct kvt_outcome *out)
@@ -114,7 +114,8 @@ static void load_end(struct kvt_cache *cache, struct kvt_block *block,
     /* The store takes slots back after it has closed the ring: then the page may be anything. */
     bool ours = !kvt_ring_closed(&cache->channel.replies);
     cache->counters.load_late += out->late;
-    block->retry = 0;
+    kvt_lane_let_go(cache, block);
+    block->retry = out->kind == KVT_OUT_RETRY;
     block->release_status = out->release_status;
     cache->statuses[block - cache->blocks] =
         out->status == 0 && !ours ? kvt_lost_status(cache) : out->status;

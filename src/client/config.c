@@ -202,7 +202,8 @@ static uint64_t usable_cpus(void)
 /* Descriptors that roots with so many segments open take, the cache's own included. */
 static uint64_t fds_for(const struct kvt_settings *s, uint64_t files)
 {
-    return CACHE_FDS + s->disk_count * (files + KVT_STORE_ROOT_FDS_OTHER);
+    return CACHE_FDS + s->disk_count * (files + KVT_STORE_ROOT_FDS_OTHER) +
+           (s->gds != KVT_PIN_SET_OFF ? KVT_GDS_FILES : 0);
 }
 
 uint64_t kvt_settings_root_writes(const struct kvt_settings *s, uint64_t cap_bytes)

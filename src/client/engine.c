@@ -175,6 +175,13 @@ static bool slot_sane(const struct kvt_cache *cache, uint64_t offset, uint32_t r
            record_bytes <= cache->channel.arena_bytes - offset;
 }
 
+/* The same of a place in a file. */
+static bool place_sane(uint64_t offset, uint32_t record_bytes, uint32_t expected)
+{
+    return expected != 0 && record_bytes == expected && record_bytes % KVT_PAGE_BYTES == 0 &&
+           offset % KVT_PAGE_BYTES == 0 && offset <= (uint64_t)INT64_MAX - record_bytes;
+}
+
 /* One entry of an ALLOC reply. */
 static void alloc_entry(struct kvt_cache *cache, struct kvt_req *req, struct kvt_block *block,
                         const struct kvt_alloc_entry *entry)
@@ -290,6 +297,7 @@ static void on_grant(struct kvt_cache *cache, struct kvt_flight *flight,
         cache->counters.bad_reply++;
         return;
     }
+    bool direct = flight->direct;
     uint32_t credit = flight->credit / flight->left;
     flight->credit -= credit;
     cache->credit_used[flight->klass] -= credit;
@@ -307,11 +315,17 @@ static void on_grant(struct kvt_cache *cache, struct kvt_flight *flight,
     block->map_id = grant->map;
     block->level = (uint8_t)kvt_map_id_level(grant->map);
     block->tier = grant->tier;
+    block->direct = grant->direct != 0;
+    block->root = grant->root;
+    block->segment = grant->segment;
     const struct kvt_map *uniform = kvt_req_group(req)->uniform[block->level];
     uint32_t expected = uniform == NULL ? 0 : uniform->record_bytes;
     if (expected != 0 && grant->map >= KVT_MAP_MIXED_FIRST)
         expected = grant->record_bytes; /* the record itself says whether that is right */
-    if (!slot_sane(cache, grant->arena_offset, grant->record_bytes, expected)) {
+    bool sane = block->direct
+                    ? direct && place_sane(grant->arena_offset, grant->record_bytes, expected)
+                    : slot_sane(cache, grant->arena_offset, grant->record_bytes, expected);
+    if (!sane) {
         cache->counters.bad_reply++;
         give_back(cache, block, KVT_E_CORRUPT, KVT_E_CORRUPT);
     } else if (atomic_load_explicit(&req->canceled, memory_order_relaxed)) {
@@ -429,6 +443,8 @@ void kvt_engine_fail_all(struct kvt_cache *cache)
     }
     struct kvt_block *block;
     while ((block = kvt_bq_pop(cache, &cache->retry)) != NULL)
+        kvt_engine_block_done(cache, block, kvt_lost_status(cache));
+    while ((block = kvt_bq_pop(cache, &cache->reload)) != NULL)
         kvt_engine_block_done(cache, block, kvt_lost_status(cache));
     pthread_cond_broadcast(&cache->room);
 }

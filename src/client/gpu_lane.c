@@ -29,12 +29,15 @@
 
 /* ---- batches: locked ----------------------------------------------------------------------- */
 
-static int pick_kind(struct kvt_lane *lane)
+/* Loads go before stores, within bounds; of loads, those from DRAM and direct ones in turns. */
+static int pick_queue(struct kvt_lane *lane)
 {
-    bool loads = lane->ready[KVT_REQ_LOAD].count > 0, stores = lane->ready[KVT_REQ_STORE].count > 0;
-    if (loads && (!stores || lane->load_streak < LOAD_STREAK_MAX)) {
+    bool loads = lane->ready[KVT_REQ_LOAD].count > 0,
+         staged = lane->ready[KVT_LANE_STAGED].count > 0;
+    bool stores = lane->ready[KVT_REQ_STORE].count > 0;
+    if ((loads || staged) && (!stores || lane->load_streak < LOAD_STREAK_MAX)) {
         lane->load_streak++;
-        return KVT_REQ_LOAD;
+        return staged && (!loads || lane->load_streak % 2 == 0) ? KVT_LANE_STAGED : KVT_REQ_LOAD;
     }
     lane->load_streak = 0;
     return KVT_REQ_STORE;
@@ -64,8 +67,10 @@ static void take_batch(struct kvt_lane *lane, struct kvt_lane_batch *batch)
     struct kvt_cache *cache = lane->cache;
     memset(batch, 0, sizeof(*batch));
     kvt_bq_init(&batch->blocks);
-    batch->kind = pick_kind(lane);
-    struct kvt_block_queue *queue = &lane->ready[batch->kind];
+    int from = pick_queue(lane);
+    batch->staged = from == KVT_LANE_STAGED;
+    batch->kind = batch->staged ? KVT_REQ_LOAD : from;
+    struct kvt_block_queue *queue = &lane->ready[from];
     const struct kvt_block *head = kvt_bq_peek(cache, queue);
     if (head == NULL)
         return;
@@ -85,7 +90,8 @@ static void take_batch(struct kvt_lane *lane, struct kvt_lane_batch *batch)
             kvt_bq_push(cache, queue, block);
             continue;
         }
-        kvt_engine_move(cache, block, KVT_B_CODING);
+        if (!batch->staged) /* those are, since they are read */
+            kvt_engine_move(cache, block, KVT_B_CODING);
         batch->bytes += block->record_bytes;
         kvt_bq_push(cache, &batch->blocks, block);
     }
@@ -93,11 +99,18 @@ static void take_batch(struct kvt_lane *lane, struct kvt_lane_batch *batch)
 
 /* ---- jobs: not locked ---------------------------------------------------------------------- */
 
+/* A block's record in host memory; of one that is in the device's, its head. */
+static uint8_t *record_of(const struct kvt_lane *lane, const struct kvt_block *block)
+{
+    return block->staged ? kvt_lane_head(lane, block)
+                         : lane->cache->channel.arena + block->arena_offset;
+}
+
 /* The header of a granted record is what the store said; its checksum is the GPU's to verify. */
-static bool header_ok(const struct kvt_cache *cache, const struct kvt_req *req,
+static bool header_ok(const struct kvt_lane *lane, const struct kvt_req *req,
                       const struct kvt_block *block, uint32_t payload_bytes)
 {
-    const uint8_t *record = cache->channel.arena + block->arena_offset;
+    const uint8_t *record = record_of(lane, block);
     const struct kvt_record_header *header = (const struct kvt_record_header *)(const void *)record;
     struct kvt_full_key key;
     kvt_full_key_make(&key, req->ns->id, &block->key);
@@ -107,10 +120,23 @@ static bool header_ok(const struct kvt_cache *cache, const struct kvt_req *req,
            (block->checksum == 0 || header->checksum == block->checksum);
 }
 
+/* A record with other bytes than were granted. Where it was read from disk by the device, nobody
+ * knows whose fault that is: it is loaded through DRAM. */
+static void end_corrupt(const struct kvt_block *block, struct kvt_outcome *out)
+{
+    if (block->staged) {
+        out->kind = KVT_OUT_RETRY;
+        return;
+    }
+    out->status = KVT_E_CORRUPT;
+    out->release_status = KVT_E_CORRUPT;
+}
+
 /* What can be said of a block before it is sent; false: *out is its end. */
-static bool begin(struct kvt_cache *cache, const struct kvt_lane_batch *batch,
+static bool begin(struct kvt_lane *lane, const struct kvt_lane_batch *batch,
                   struct kvt_block *block, struct kvt_outcome *out)
 {
+    struct kvt_cache *cache = lane->cache;
     bool load = batch->kind == KVT_REQ_LOAD;
     const struct kvt_req *req = kvt_block_req(cache, block);
     if (!kvt_coding_begin(cache, req, out))
@@ -120,12 +146,12 @@ static bool begin(struct kvt_cache *cache, const struct kvt_lane_batch *batch,
         return false;
     }
     int rc = batch->rc;
-    if (rc == 0 && load && !header_ok(cache, req, block, batch->payload_bytes))
+    if (rc == 0 && load && !header_ok(lane, req, block, batch->payload_bytes))
         rc = KVT_E_CORRUPT;
     if (rc != 0) {
         out->status = rc;
         if (load && rc == KVT_E_CORRUPT)
-            out->release_status = rc;
+            end_corrupt(block, out);
         return false;
     }
     if (load)
@@ -158,9 +184,12 @@ void kvt_lane_begin(struct kvt_lane *lane, struct kvt_lane_batch *batch,
     await_engines(batch);
     while ((block = kvt_bq_pop(cache, &batch->blocks)) != NULL) {
         struct kvt_outcome *out = &outcomes[ended->count];
-        if (begin(cache, batch, block, out)) {
-            items[flight->blocks.count] =
-                (struct kvt_gpu_item){cache->channel.arena + block->arena_offset, block->page};
+        if (begin(lane, batch, block, out)) {
+            items[flight->blocks.count] = (struct kvt_gpu_item){
+                .record = record_of(lane, block),
+                .block = block->page,
+                .staged = block->staged ? kvt_lane_address(lane, block) : 0,
+            };
             kvt_bq_push(cache, &flight->blocks, block);
         } else {
             kvt_bq_push(cache, ended, block);
@@ -173,7 +202,7 @@ static int submit(struct kvt_lane *lane, struct kvt_lane_batch *batch,
 {
     const struct kvt_settings *settings = lane->cache->settings;
     struct kvt_gpu_order order = {
-        .path = KVT_GPU_PATH_COPY,
+        .path = batch->staged ? KVT_GPU_PATH_STAGED : KVT_GPU_PATH_COPY,
         .guard = settings->guard,
         .ctas =
             (uint32_t)(batch->kind == KVT_REQ_LOAD ? settings->gpu_ctas : settings->gpu_store_ctas),
@@ -199,8 +228,8 @@ static struct kvt_outcome result_of(const struct kvt_lane_flight *flight, size_t
         if (out.status == 0 && block->checksum != 0 && checksum != block->checksum)
             out.status = KVT_E_CORRUPT;
         if (out.status == KVT_E_CORRUPT)
-            out.release_status = KVT_E_CORRUPT;
-        if (out.status == 0)
+            end_corrupt(block, &out);
+        else if (out.status == 0)
             kvt_coding_origin(req, block);
         return out;
     }
@@ -230,6 +259,15 @@ void kvt_lane_count_errors(struct kvt_lane *lane, uint64_t blocks)
     pthread_mutex_lock(&cache->lock);
 }
 
+/* End a block that came as far as the device. */
+static void end_block(struct kvt_lane *lane, int kind, struct kvt_block *block,
+                      const struct kvt_outcome *out)
+{
+    if (block->staged && (out->kind == KVT_OUT_RETRY || out->status == 0))
+        kvt_lane_judged(lane, block, out->kind != KVT_OUT_RETRY);
+    kvt_coding_end(lane->cache, kind, block, out);
+}
+
 /* End all blocks of a queue alike. */
 void kvt_lane_end_all(struct kvt_cache *cache, int kind, struct kvt_block_queue *blocks, int status)
 {
@@ -257,7 +295,7 @@ void kvt_lane_finish(struct kvt_lane *lane, struct kvt_lane_flight *flight)
     if (rc < 0)
         kvt_lane_count_errors(lane, flight->blocks.count);
     for (index = 0; (block = kvt_bq_pop(cache, &flight->blocks)) != NULL; index++)
-        kvt_coding_end(cache, flight->kind, block, &lane->outcomes[index]);
+        end_block(lane, flight->kind, block, &lane->outcomes[index]);
     kvt_pump(cache);
 }
 
@@ -285,7 +323,7 @@ static void start_batch(struct kvt_lane *lane, struct kvt_lane_batch *batch)
     if (batch->rc == KVT_E_DEVICE)
         kvt_lane_count_errors(lane, ended.count);
     for (size_t i = 0; (block = kvt_bq_pop(cache, &ended)) != NULL; i++)
-        kvt_coding_end(cache, batch->kind, block, &lane->outcomes[i]);
+        end_block(lane, batch->kind, block, &lane->outcomes[i]);
     if (rc != 0) {
         if (rc == KVT_E_DEVICE)
             kvt_lane_count_errors(lane, flight->blocks.count);
@@ -306,8 +344,8 @@ static void start_batch(struct kvt_lane *lane, struct kvt_lane_batch *batch)
  * the device, so they must be over first. */
 static bool other_stage(struct kvt_lane *lane)
 {
-    for (int kind = 0; kind < 2; kind++) {
-        const struct kvt_block *block = kvt_bq_peek(lane->cache, &lane->ready[kind]);
+    for (int i = 0; i < KVT_LANE_QUEUES; i++) {
+        const struct kvt_block *block = kvt_bq_peek(lane->cache, &lane->ready[i]);
         if (block != NULL && kvt_block_req(lane->cache, block)->pool->gpu->stage != lane->stage)
             return true;
     }
@@ -316,16 +354,18 @@ static bool other_stage(struct kvt_lane *lane)
 
 static bool ready(const struct kvt_lane *lane)
 {
-    return lane->ready[0].count + lane->ready[1].count > 0;
+    uint32_t count = 0;
+    for (int i = 0; i < KVT_LANE_QUEUES; i++)
+        count += lane->ready[i].count;
+    return count > 0;
 }
 
 /* Enough for a job of some size, going by the first block. */
 static bool gathered(struct kvt_lane *lane)
 {
-    for (int kind = 0; kind < 2; kind++) {
-        const struct kvt_block *block = kvt_bq_peek(lane->cache, &lane->ready[kind]);
-        if (block != NULL &&
-            (uint64_t)block->record_bytes * lane->ready[kind].count >= GATHER_BYTES)
+    for (int i = 0; i < KVT_LANE_QUEUES; i++) {
+        const struct kvt_block *block = kvt_bq_peek(lane->cache, &lane->ready[i]);
+        if (block != NULL && (uint64_t)block->record_bytes * lane->ready[i].count >= GATHER_BYTES)
             return true;
     }
     return false;
@@ -386,6 +426,8 @@ void kvt_lane_push(struct kvt_cache *cache, struct kvt_block *block, int kind)
     struct kvt_lane *lane = req->pool->gpu->lane;
     if (kind == KVT_REQ_LOAD && req->layers)
         kvt_layers_push(lane, block);
+    else if (kind == KVT_REQ_LOAD && block->direct)
+        kvt_gds_push(lane, block);
     else
         kvt_bq_push(cache, &lane->ready[kind], block);
     pthread_cond_signal(&lane->work);

@@ -22,6 +22,12 @@ void kvt_lane_push(struct kvt_cache *cache, struct kvt_block *block, int kind);
 /* Whether the pool's device is lost: requests on it end with KVT_E_DEVICE. Any thread. */
 bool kvt_lane_offline(const struct kvt_pool *pool);
 
+/* Whether loads into the pool take what is on disk from there, past DRAM. Locked. */
+bool kvt_lane_direct(const struct kvt_pool *pool);
+/* A block that was coded, or will not be: the device memory that it was read into is free. Nothing
+ * for others. Locked. */
+void kvt_lane_let_go(struct kvt_cache *cache, struct kvt_block *block);
+
 /* Before a request is submitted: its blocks wait for an engine's stream or event (enum
  * kvt_wait_for). Any thread, not locked. 0; KVT_E_DEVICE. */
 int kvt_lane_wait_for(struct kvt_req *req, int wait, void *handle);

@@ -1,4 +1,4 @@
-/* Shared by gpu_lane.c, gpu_pool.c and gpu_plans.c. */
+/* Shared by gpu_lane.c, gpu_layers.c, gpu_gds.c, gpu_pool.c and gpu_plans.c. */
 #ifndef KVT_CLIENT_GPU_LANE_IMPL_H
 #define KVT_CLIENT_GPU_LANE_IMPL_H
 
@@ -10,6 +10,11 @@
 #define KVT_LANE_LAYER_RECORDS 8192u  /* of a load by layers: 128 Ki tokens in blocks of 16 */
 #define KVT_LANE_LAYER_PAGES 1572864u /* of their records: 6 GiB; 12 MiB on the device */
 #define KVT_LANE_MIXED_MAX 64u        /* mixed maps of one pool */
+/* Of direct loads: device memory that they are read into (64 MiB: as much as one job takes), and
+ * host memory for what is compared: a header and its table of levels. */
+#define KVT_GDS_CHUNK_BYTES 65536u
+#define KVT_GDS_CHUNKS 1024u
+#define KVT_GDS_HEAD_BYTES 2048u
 
 struct kvt_lane_stage { /* shared by pools whose records fit */
     struct kvt_lane_stage *next;
@@ -36,6 +41,7 @@ struct kvt_lane_pool {
     struct kvt_gpu_plan *uniform[KVT_GROUPS_MAX][KVT_LEVELS];
     struct kvt_lane_mixed *mixed; /* the lane's thread alone */
     uint32_t mixed_count;
+    uint8_t *table; /* likewise: room for that of a map that is looked for */
 };
 
 /* What blocks have in common that can go into one job. */
@@ -47,6 +53,11 @@ struct kvt_lane_code {
     uint32_t record_bytes;
     uint8_t group_index, level, map_id;
 };
+
+/* READY blocks by kind, and those of loads that are in the device's memory already. */
+enum { KVT_LANE_STAGED = 2, KVT_LANE_QUEUES };
+
+struct kvt_lane_gds; /* gpu_gds.c */
 
 struct kvt_lane_flight {
     struct kvt_gpu_job *job;
@@ -63,12 +74,13 @@ struct kvt_lane {
     bool thread_runs;
     void **events;                 /* one per request, for streams that it waits for */
     struct kvt_lane_stage *stages; /* under cache->gpu_lock */
+    struct kvt_lane_gds *gds;      /* NULL: no direct loads; set while the lane opens */
 
     /* under the cache's lock */
     bool stop;
     bool offline; /* seen and counted */
     pthread_cond_t work;
-    struct kvt_block_queue ready[2]; /* by kind */
+    struct kvt_block_queue ready[KVT_LANE_QUEUES];
     uint32_t load_streak;
     int64_t next_ns;                /* no job starts before; pacing */
     struct kvt_block_queue layered; /* READY, of loads by layers */
@@ -87,6 +99,7 @@ struct kvt_lane {
 struct kvt_lane_batch {
     struct kvt_block_queue blocks; /* in state CODING, linked */
     int kind;
+    bool staged; /* of direct loads */
     struct kvt_lane_code code;
     struct kvt_gpu_plan *plan;
     uint32_t payload_bytes;
@@ -121,6 +134,23 @@ bool kvt_layers_due(struct kvt_lane *lane, int64_t *until);
 void kvt_layers_run(struct kvt_lane *lane);
 
 void *kvt_lane_main(void *lane);
+
+/* gpu_gds.c. Find out whether the drives of all roots are to be read directly into this device, and
+ * start the threads that do; lane->gds stays NULL where they are not. Not locked; blocks for the
+ * probe. 0; KVT_E_UNSUPPORTED gds=required, and they are not: reason. */
+int kvt_gds_open(struct kvt_lane *lane, char *reason, size_t len);
+void kvt_gds_close(struct kvt_lane *lane); /* nothing is in flight */
+/* Whether a root with that report is to be read directly. Pure. */
+struct kvt_gds_report;
+bool kvt_gds_wanted(int setting, const struct kvt_gds_report *report);
+/* A READY block that was granted where it lies on disk. Locked. */
+void kvt_gds_push(struct kvt_lane *lane, struct kvt_block *block);
+/* Of a block in the queue KVT_LANE_STAGED: the first KVT_GDS_HEAD_BYTES of its record in host
+ * memory, and where the record is on the device. Any thread. */
+uint8_t *kvt_lane_head(const struct kvt_lane *lane, const struct kvt_block *block);
+uint64_t kvt_lane_address(const struct kvt_lane *lane, const struct kvt_block *block);
+/* Such a block was verified, or had other bytes. Locked; lets go of the lock meanwhile. */
+void kvt_lane_judged(struct kvt_lane *lane, const struct kvt_block *block, bool good);
 
 /* gpu_plans.c. Plans of all uniform maps of a pool, on its stage; undone by _free(), also after an
  * error. Not locked. */

@@ -28,7 +28,13 @@ uint32_t kvt_lane_record_max(const struct kvt_shape *shape)
 int kvt_lane_plans_make(struct kvt_lane_pool *own)
 {
     const struct kvt_shape *shape = own->pool->shape;
+    uint32_t table_bytes = 1;
     int rc = 0;
+    for (uint32_t g = 0; g < shape->group_count; g++)
+        table_bytes = KVT_MAX(table_bytes, kvt_map_table_bytes(&shape->groups[g]));
+    own->table = malloc(table_bytes);
+    if (own->table == NULL)
+        return -ENOMEM;
     for (uint32_t g = 0; g < shape->group_count; g++)
         for (int level = 0; level < KVT_LEVELS && rc == 0; level++) {
             const struct kvt_map *uniform = shape->groups[g].uniform[level];
@@ -52,6 +58,8 @@ void kvt_lane_plans_free(struct kvt_lane_pool *own)
         kvt_gpu_plan_free(mixed->plan);
         free(mixed);
     }
+    free(own->table);
+    own->table = NULL;
 }
 
 /* ---- codes --------------------------------------------------------------------------------- */
@@ -74,7 +82,9 @@ struct kvt_lane_code kvt_lane_code_of(struct kvt_cache *cache, int kind,
     code.map_id = block->map_id;
     if (block->map_id >= KVT_MAP_MIXED_FIRST &&
         block->record_bytes >= sizeof(struct kvt_record_header) + kvt_map_table_bytes(code.group))
-        code.table = cache->channel.arena + block->arena_offset + sizeof(struct kvt_record_header);
+        code.table = (block->staged ? kvt_lane_head(code.pool->lane, block)
+                                    : cache->channel.arena + block->arena_offset) +
+                     sizeof(struct kvt_record_header);
     return code;
 }
 
@@ -162,14 +172,9 @@ static int loaded_plan(const struct kvt_lane_code *code, struct kvt_gpu_plan **p
 static int stored_plan(const struct kvt_lane_code *code, struct kvt_gpu_plan **plan,
                        uint32_t *payload_bytes)
 {
-    uint8_t *table = malloc(code->map->table_bytes);
-    if (table == NULL)
-        return -ENOMEM;
-    kvt_map_table(code->map, code->group, table);
+    kvt_map_table(code->map, code->group, code->pool->table);
     *payload_bytes = code->map->payload_bytes;
-    int rc = mixed_plan(code, table, *payload_bytes, plan);
-    free(table);
-    return rc;
+    return mixed_plan(code, code->pool->table, *payload_bytes, plan);
 }
 
 int kvt_lane_plan_of(const struct kvt_lane_code *code, struct kvt_gpu_plan **plan,

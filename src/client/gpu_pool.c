@@ -47,6 +47,7 @@ static void lane_free(struct kvt_lane *lane)
     for (size_t i = 0; lane->events != NULL && i < lane->cache->settings->requests_max; i++)
         kvt_gpu_event_free(lane->gpu, lane->events[i]);
     free(lane->events);
+    kvt_gds_close(lane);
     kvt_gpu_close(lane->gpu);
     pthread_cond_destroy(&lane->work);
     free(lane);
@@ -64,8 +65,8 @@ static struct kvt_lane *lane_make(struct kvt_cache *cache, int device)
     pthread_condattr_destroy(&attr);
     lane->cache = cache;
     lane->device = device;
-    for (int kind = 0; kind < 2; kind++)
-        kvt_bq_init(&lane->ready[kind]);
+    for (int i = 0; i < KVT_LANE_QUEUES; i++)
+        kvt_bq_init(&lane->ready[i]);
     kvt_bq_init(&lane->layered);
     return lane;
 }
@@ -123,6 +124,8 @@ static int lane_open(struct kvt_cache *cache, int device, struct kvt_lane **out,
             kvt_gpu_pin_grid(lane->gpu, cache->arena, cache->pin.plan.piece_bytes);
         rc = lane_start(lane);
     }
+    if (rc == 0)
+        rc = kvt_gds_open(lane, reason, len);
     if (rc == 0 && cache->lanes == NULL)
         rc = pin_arena(lane, reason, len);
     if (rc != 0) {

@@ -113,6 +113,8 @@ static const struct kvt_option options[] = {
      "record bytes that one launch of a GPU kernel takes; three times as much is staging memory"},
     {"gpu_pace", T_SIZE, AT(gpu_pace), "none", "none", 1024 * KIB, 64 * TIB,
      "record bytes a second that a GPU's loads and stores are held to; none: as fast as it goes"},
+    {"gds", T_PIN, AT(gds), "off", NULL, 0, 0,
+     "loads from disk into GPU memory past DRAM: auto (where that is faster), required, off"},
     {"trace", T_FILE, AT(trace), "none", NULL, 0, 0,
      "a file that lookups are recorded in for 'kvtier replay': salted digests, no prompts; none"},
     {"trace_max", T_SIZE, AT(trace_max), "64MiB", NULL, 1024 * KIB, TIB,
@@ -449,7 +451,7 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return set_word(config, "io", value, io_words, KVT_ARRAY_LEN(io_words), 0,
                         "auto, posix, uring", field);
     case T_PIN:
-        return set_word(config, "pin", value, pin_words, KVT_ARRAY_LEN(pin_words), 0,
+        return set_word(config, option->key, value, pin_words, KVT_ARRAY_LEN(pin_words), 0,
                         "auto, required, off", field);
     case T_PLAN:
         return set_word(config, "plan", value, plan_words, KVT_ARRAY_LEN(plan_words), 0,

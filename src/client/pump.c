@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "client/client.h"
+#include "client/gpu_lane.h"
 
 /* Bytes of a ring frame beyond its message, generously; and the largest filler at its end. */
 #define FRAME_EXTRA 16u
@@ -41,7 +41,7 @@ struct kvt_flight *kvt_flight_take(struct kvt_cache *cache, enum kvt_credit_clas
     flight->generation++;
     flight->op = op;
     flight->klass = (uint8_t)klass;
-    flight->cancel_wanted = false;
+    flight->cancel_wanted = flight->direct = false;
     flight->req = KVT_NONE;
     flight->first = KVT_NONE;
     flight->count = flight->left = 0;
@@ -166,7 +166,10 @@ static void gave_back(struct kvt_cache *cache, struct kvt_block *block, int kind
     if (block->retry) {
         kvt_engine_move(cache, block, KVT_B_QUEUED);
         block->retry = 0;
-        kvt_retry_push(cache, block);
+        if (kind == KVT_REQ_STORE)
+            kvt_retry_push(cache, block);
+        else
+            kvt_bq_push(cache, &cache->reload, block);
         return;
     }
     kvt_engine_block_done(cache, block, cache->statuses[block - cache->blocks]);
@@ -203,6 +206,7 @@ static void send_give_back(struct kvt_cache *cache, int kind)
             msg->slots[i].slot = block->slot;
             msg->slots[i].generation = block->generation;
             msg->slots[i].status = kind == KVT_REQ_LOAD ? block->release_status : 0;
+            msg->slots[i].direct = block->direct;
         }
         kvt_msg_push(cache, msg);
         for (uint32_t i = 0; i < count; i++)
@@ -356,7 +360,9 @@ static void ask_stores(struct kvt_cache *cache)
     }
 }
 
-static bool send_acquire(struct kvt_cache *cache, struct kvt_req *req, uint32_t count)
+/* ACQUIRE blocks [index, index + count) of a request. */
+static bool send_acquire(struct kvt_cache *cache, struct kvt_req *req, uint32_t index,
+                         uint32_t count, bool direct)
 {
     struct kvt_flight *flight =
         kvt_flight_take(cache, KVT_C_LOAD, KVT_OP_ACQUIRE, count * GRANT_CREDIT);
@@ -371,16 +377,34 @@ static bool send_acquire(struct kvt_cache *cache, struct kvt_req *req, uint32_t 
     }
     msg->deadline_ns = req->deadline_ns;
     msg->min_level = req->min_level;
-    struct kvt_block *blocks = &cache->blocks[req->first + req->cursor];
+    msg->direct = direct;
+    struct kvt_block *blocks = &cache->blocks[req->first + index];
     for (uint32_t i = 0; i < count; i++) {
         memcpy(&msg->keys[i], &blocks[i].key, sizeof(msg->keys[i]));
         kvt_engine_move(cache, &blocks[i], KVT_B_ASKED);
     }
     flight->req = req->index;
-    flight->first = req->first + req->cursor;
+    flight->direct = direct;
+    flight->first = req->first + index;
     flight->count = flight->left = count;
     kvt_msg_push(cache, msg);
     return true;
+}
+
+/* Blocks that could not be read where they lie: through DRAM. */
+static void send_reloads(struct kvt_cache *cache)
+{
+    struct kvt_block *block;
+    while ((block = kvt_bq_peek(cache, &cache->reload)) != NULL) {
+        struct kvt_req *req = kvt_block_req(cache, block);
+        bool canceled = atomic_load_explicit(&req->canceled, memory_order_relaxed) != 0;
+        if (!canceled &&
+            !send_acquire(cache, req, (uint32_t)(block - cache->blocks) - req->first, 1, false))
+            return;
+        (void)kvt_bq_pop(cache, &cache->reload);
+        if (canceled)
+            kvt_engine_block_done(cache, block, KVT_E_CANCELED);
+    }
 }
 
 static void ask_loads(struct kvt_cache *cache)
@@ -390,7 +414,9 @@ static void ask_loads(struct kvt_cache *cache)
         uint32_t left = req->n - req->cursor;
         uint32_t afford = (credit_max[KVT_C_LOAD] - cache->credit_used[KVT_C_LOAD]) / GRANT_CREDIT;
         uint32_t count = KVT_MIN(KVT_MIN(left, KVT_MSG_KEYS_MAX), afford);
-        if (count < KVT_MIN(left, ACQUIRE_KEYS_MIN) || !send_acquire(cache, req, count))
+        bool direct = !req->layers && kvt_lane_direct(req->pool);
+        if (count < KVT_MIN(left, ACQUIRE_KEYS_MIN) ||
+            !send_acquire(cache, req, req->cursor, count, direct))
             return;
         asked(cache, req, count);
     }
@@ -428,6 +454,7 @@ void kvt_pump(struct kvt_cache *cache)
     send_give_back(cache, KVT_REQ_STORE);
     send_commits(cache);
     send_retries(cache);
+    send_reloads(cache);
     ask_loads(cache);
     if (cache->retry.count == 0) /* blocks that come after those in a chain wait for them */
         ask_stores(cache);

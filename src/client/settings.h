@@ -17,6 +17,8 @@ enum kvt_plan_setting { KVT_PLAN_SET_OFF = 0, KVT_PLAN_SET_ON, KVT_PLAN_SET_DETE
 
 enum kvt_pin_setting { KVT_PIN_SET_OFF = 0, KVT_PIN_SET_AUTO, KVT_PIN_SET_REQUIRED };
 
+#define KVT_GDS_FILES 16u /* segments kept open for direct loads */
+
 struct kvt_io;
 struct kvt_pin_ops;
 
@@ -58,6 +60,7 @@ struct kvt_settings {
     int level;              /* enum kvt_level */
     int direct;             /* -1 auto, 0 off, 1 required */
     int pin;                /* enum kvt_pin_setting */
+    int gds;                /* likewise */
     int io;                 /* enum kvt_io_backend */
     int io_register;        /* register dram with the ring */
     int write;              /* enum kvt_write, never DEFAULT */

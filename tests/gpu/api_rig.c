@@ -139,7 +139,8 @@ int api_try_register(struct api *api)
     if (kvt_config_set_all(config, api->config) != 0)
         fail_msg("%s", kvt_config_error(config));
     if (api->dir[0] != '\0') {
-        snprintf(disk, sizeof(disk), "%s:1GiB", api->dir);
+        snprintf(disk, sizeof(disk), "%s:%s", api->dir,
+                 api->disk_size != NULL ? api->disk_size : "1GiB");
         assert_int_equal(kvt_config_set(config, "disk", disk), 0);
     }
     kvt_config_log(config, collect_log, api);
@@ -148,6 +149,9 @@ int api_try_register(struct api *api)
     if (rc != 0)
         fail_msg("kvt_open: %d %s", rc, error);
     api->cache->gpu_library = api->library;
+    api->cache->gds_library = api->gds_library;
+    api->cache->gds_any = api->gds_any;
+    api->cache->gds_probe_bytes = 1u << 20; /* what is proved with; nobody measures here */
     assert_int_equal(kvt_ns_open(api->cache, &api->identity, &api->layout, &api->ns), 0);
     return kvt_pool_register(api->cache, &api->layout, &api->device_desc, &api->pool);
 }

@@ -46,6 +46,9 @@ struct api {
     struct kvt_pool_desc device_desc, host_desc;
     struct kvt_identity identity;
     char dir[128]; /* "": no disk */
+    const char *gds_library;
+    bool gds_any;          /* direct loads by whatever path cuFile takes */
+    const char *disk_size; /* NULL: 1GiB */
     char config[512];
     char log[4096];
     struct kvt_cache *cache;
