@@ -114,9 +114,14 @@ struct kvt_lookup_opts {
      * 256. */
     uint32_t shards;
     uint32_t prompt_tokens; /* of the whole prompt, for trace and shadow; 0: those of the keys */
+    uint8_t *roots; /* kvt_lookup() only: optional output, n entries: the number of the root that a
+                       block with tier DISK is on (with shards: one of its parts), else 0: for
+                       kvt_plan_query.roots, so that a slow drive is told from a fast one */
 };
-/* struct_size of callers whose struct ends before `shards`: flags are not looked at. */
+/* struct_size of callers whose struct ends before `shards`: flags are not looked at; and before
+ * `roots`. */
 #define KVT_LOOKUP_OPTS_SIZE_0 16u
+#define KVT_LOOKUP_OPTS_SIZE_1 24u
 
 /* How many of the n keys, from the first on, can be loaded (the longest leading run).
  * tiers: optional, n entries: where each key of the run is; entries after the run are MISS, or
@@ -253,7 +258,11 @@ struct kvt_plan_query {
     uint16_t group;         /* of the blocks */
     uint16_t cut;           /* enum kvt_plan_cut */
     uint32_t reserved;      /* 0 */
+    const uint8_t *roots;   /* of n blocks, as kvt_lookup() gave them; NULL: those on disk are taken
+                               to lie on the roots as the blocks loaded lately did */
 };
+/* struct_size of callers whose struct ends before `roots`. */
+#define KVT_PLAN_QUERY_SIZE_0 56u
 
 struct kvt_plan {
     size_t struct_size;

@@ -80,6 +80,12 @@ int kvt_session_mgr_flush(struct kvt_session_mgr *mgr);
 int kvt_session_open(struct kvt_session_mgr *mgr, const void *salt, size_t salt_len,
                      kvt_session_id *out);
 
+/* Nothing of this session is stored: its blocks are in L0 while there is room, and are computed
+ * again after that. It may use what others have stored. What another session without this mark
+ * holds as well (the same tokens, the same salt) is stored for that one; a salt of its own keeps
+ * it apart. Once, before its first tokens. 0; KVT_E_NO_SESSION; KVT_E_STATE it has tokens. */
+int kvt_session_no_store(struct kvt_session_mgr *mgr, kvt_session_id id);
+
 /* Close a session in any state: an active one goes idle first, a load is cancelled and waited for.
  * Its blocks stay in L0 and in the store for others, until they are evicted. 0; KVT_E_NO_SESSION.
  */

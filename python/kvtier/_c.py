@@ -97,7 +97,7 @@ class kvt_identity(C.Structure):
 
 class kvt_lookup_opts(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("min_level", C.c_int), ("flags", C.c_uint32),
-                ("shards", C.c_uint32), ("prompt_tokens", C.c_uint32)]
+                ("shards", C.c_uint32), ("prompt_tokens", C.c_uint32), ("roots", C.c_void_p)]
 
 
 class kvt_group_chain(C.Structure):
@@ -122,7 +122,7 @@ class kvt_plan_query(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("tiers", C.c_void_p), ("n", C.c_size_t),
                 ("first_tokens", C.c_uint64), ("prompt_tokens", C.c_uint64),
                 ("gpu_busy", C.c_double), ("group", C.c_uint16), ("cut", C.c_uint16),
-                ("reserved", C.c_uint32)]
+                ("reserved", C.c_uint32), ("roots", C.c_void_p)]
 
 
 class kvt_plan(C.Structure):
@@ -251,6 +251,7 @@ long kvt_session_mgr_work(struct kvt_session_mgr *, int64_t);
 int kvt_session_mgr_flush(struct kvt_session_mgr *);
 int kvt_session_mgr_stats(struct kvt_session_mgr *, struct kvt_session_stats *);
 int kvt_session_open(struct kvt_session_mgr *, const void *, size_t, uint64_t *);
+int kvt_session_no_store(struct kvt_session_mgr *, uint64_t);
 int kvt_session_close(struct kvt_session_mgr *, uint64_t);
 int kvt_session_resume(struct kvt_session_mgr *, uint64_t, const uint32_t *, size_t, const struct kvt_session_resume_opts *, struct kvt_session_plan *);
 int kvt_session_wait(struct kvt_session_mgr *, uint64_t, int64_t);

@@ -78,11 +78,14 @@ class SessionManager(_Child):
         """Store every filled block of every session, and flush the cache. Blocks."""
         _c.check(self._lib.kvt_session_mgr_flush(self.handle), "flush")
 
-    def open(self, salt: bytes = b"") -> "Session":
-        """An empty, idle session; sessions of different salts share nothing."""
+    def open(self, salt: bytes = b"", *, store: bool = True) -> "Session":
+        """An empty, idle session; sessions of different salts share nothing. store False: its
+        blocks stay in L0, and are computed again when they have left it."""
         out = C.c_uint64()
         _c.check(self._lib.kvt_session_open(self.handle, salt or None, len(salt), C.byref(out)),
                  "session")
+        if not store:
+            _c.check(self._lib.kvt_session_no_store(self.handle, out.value), "session")
         return Session(self, out.value)
 
     def stats(self) -> dict[str, int]:

@@ -76,7 +76,9 @@ int kvt_llama_scratch(struct kvt_llama *llama, size_t blocks)
     uint32_t *ids = calloc(blocks, sizeof(*ids));
     uint32_t *order = calloc(blocks * llama->block_tokens, sizeof(*order));
     enum kvt_tier *tiers = calloc(blocks, sizeof(*tiers));
-    if (keys == NULL || ids == NULL || order == NULL || tiers == NULL) {
+    uint8_t *roots = calloc(blocks, sizeof(*roots));
+    if (keys == NULL || ids == NULL || order == NULL || tiers == NULL || roots == NULL) {
+        free(roots);
         free(tiers);
         free(keys);
         free(ids);
@@ -89,6 +91,8 @@ int kvt_llama_scratch(struct kvt_llama *llama, size_t blocks)
     free(llama->ids);
     free(llama->order);
     free(llama->tiers);
+    free(llama->roots);
+    llama->roots = roots;
     llama->tiers = tiers;
     llama->keys = keys;
     llama->ids = ids;
@@ -309,6 +313,7 @@ void kvt_llama_free(struct kvt_llama *llama)
     free(llama->ids);
     free(llama->order);
     free(llama->tiers);
+    free(llama->roots);
     free(llama);
 }
 

@@ -77,6 +77,7 @@ struct kvt_llama {
     uint32_t *ids;
     uint32_t *order;
     enum kvt_tier *tiers;
+    uint8_t *roots;
     size_t scratch_blocks;
     struct kvt_staging load;
     struct kvt_llama_saving saving[KVT_LLAMA_SAVES_MAX];

@@ -92,7 +92,7 @@ static long set_state(struct kvt_llama *llama, int32_t seq, size_t loaded, size_
 static long find_run(struct kvt_llama *llama, const int32_t *tokens, size_t n,
                      struct kvt_llama_report *report)
 {
-    const struct kvt_lookup_opts opts = {
+    struct kvt_lookup_opts opts = {
         .struct_size = sizeof(opts), .min_level = llama->min_level, .prompt_tokens = (uint32_t)n};
     const size_t room = llama_n_ctx_seq(llama->ctx) / llama->block_tokens;
     size_t blocks = kvt_usable_blocks(llama->block_tokens, n);
@@ -113,6 +113,7 @@ static long find_run(struct kvt_llama *llama, const int32_t *tokens, size_t n,
                               llama->block_tokens, NULL, 0, 0, 0, llama->keys, blocks);
     if (made != (long)blocks)
         return made < 0 ? made : KVT_E_INVAL;
+    opts.roots = llama->roots;
     long run = kvt_lookup(llama->ns, llama->keys, blocks, &opts, llama->tiers);
     if (run == 0)
         llama->counters.restore_none++;
@@ -136,6 +137,7 @@ static void ask_plan(struct kvt_llama *llama, size_t found, size_t n, struct kvt
 {
     const struct kvt_plan_query query = {.struct_size = sizeof(query),
                                          .tiers = llama->tiers,
+                                         .roots = llama->roots,
                                          .n = found,
                                          .prompt_tokens = n,
                                          .cut = (uint16_t)llama->cut};

@@ -71,6 +71,8 @@ static int locks_init(struct kvt_cache *cache)
     int rc = pthread_mutex_init(&cache->lock, NULL);
     if (rc == 0)
         rc = pthread_mutex_init(&cache->gpu_lock, NULL);
+    if (rc == 0)
+        rc = pthread_mutex_init(&cache->planning.fit_lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&cache->idle, &attr);
@@ -197,6 +199,7 @@ static void tear_down(struct kvt_cache *cache)
     pthread_cond_destroy(&cache->ping.cond);
     pthread_mutex_destroy(&cache->lock);
     pthread_mutex_destroy(&cache->gpu_lock);
+    pthread_mutex_destroy(&cache->planning.fit_lock);
     kvt_config_free(cache->config);
     free(cache);
 }
@@ -220,6 +223,8 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
         kvt_remote_open(cache, error, error_len);
     else if (rc == 0)
         rc = store_open(cache, error, error_len);
+    if (rc == 0)
+        kvt_planning_roots(cache);
     return rc != 0 ? rc : threads_start(cache);
 }
 

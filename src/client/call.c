@@ -150,6 +150,7 @@ struct key_opts {
     uint8_t each;         /* LOOKUP: do not stop at an absent key */
     enum kvt_tier *tiers; /* LOOKUP: optional output */
     uint32_t shards;      /* 0: keys as they are; else each stands for that many, shard 0 and up */
+    uint8_t *roots;       /* LOOKUP: optional output */
 };
 
 static void keys_write(struct kvt_msg_key *out, const struct kvt_key *keys, uint32_t count,
@@ -178,6 +179,7 @@ static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const st
     call_init(&call);
     call.count = count;
     call.tiers = opts.tiers;
+    call.roots = opts.roots;
     call.each = opts.each != 0;
     struct kvt_msg_keys *msg = NULL;
     if (ns->groups[group].handle != 0)
@@ -275,12 +277,14 @@ static enum kvt_tier shards_tier(const enum kvt_tier *tiers, uint32_t shards)
 
 /* The same, each key standing for `shards` of them, side by side in one message. */
 static long lookup_shards(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
-                          struct key_opts use, enum kvt_tier *tiers)
+                          struct key_opts use, enum kvt_tier *tiers, uint8_t *roots)
 {
     enum kvt_tier parts[KVT_MSG_KEYS_MAX];
+    uint8_t part_roots[KVT_MSG_KEYS_MAX] = {0};
     const uint32_t per_message = KVT_MSG_KEYS_MAX / use.shards;
     long hits = 0;
     use.tiers = parts;
+    use.roots = part_roots;
     for (size_t at = 0; at < n;) {
         uint32_t count = (uint32_t)KVT_MIN(n - at, per_message), run = 0;
         int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
@@ -292,6 +296,9 @@ static long lookup_shards(struct kvt_ns *ns, const struct kvt_key *keys, size_t 
             bool there = tier == KVT_TIER_DRAM || tier == KVT_TIER_DISK;
             if (tiers != NULL && (use.each || run == i))
                 tiers[at + i] = tier;
+            for (uint32_t part = 0; roots != NULL && part < use.shards; part++)
+                if (parts[i * use.shards + part] == KVT_TIER_DISK)
+                    roots[at + i] = part_roots[i * use.shards + part];
             run += there && (use.each || run == i);
         }
         hits += run;
@@ -308,11 +315,13 @@ long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     const uint8_t min_level = (uint8_t)opts->min_level;
     long hits = 0;
     if (opts->shards > 1)
-        return lookup_shards(ns, keys, n, (struct key_opts){min_level, each, NULL, opts->shards},
-                             tiers);
+        return lookup_shards(ns, keys, n,
+                             (struct key_opts){min_level, each, NULL, opts->shards, NULL}, tiers,
+                             opts->roots);
     for (size_t at = 0; at < n;) {
         uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
-        struct key_opts use = {min_level, each, tiers ? tiers + at : NULL, 0};
+        struct key_opts use = {min_level, each, tiers ? tiers + at : NULL, 0,
+                               opts->roots ? opts->roots + at : NULL};
         int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
                                    keys + at, count, use);
         if (status < 0)
@@ -334,6 +343,8 @@ int kvt_lookup_opts_read(const struct kvt_lookup_opts *from, struct kvt_lookup_o
         *opts = *from;
     else if (from->struct_size == KVT_LOOKUP_OPTS_SIZE_0)
         opts->min_level = from->min_level;
+    else if (from->struct_size == KVT_LOOKUP_OPTS_SIZE_1)
+        memcpy(opts, from, KVT_LOOKUP_OPTS_SIZE_1);
     else
         return KVT_E_VERSION;
     return min_level_of(opts->min_level) < 0 || opts->shards > SHARDS_MAX ||
@@ -369,6 +380,8 @@ long kvt_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     }
     for (size_t i = 0; tiers != NULL && i < n; i++)
         tiers[i] = KVT_TIER_MISS;
+    if (use.roots != NULL)
+        memset(use.roots, 0, n);
     const bool prompt = (use.flags & KVT_LOOKUP_PROBE) == 0;
     long run = 0;
     if (!atomic_load_explicit(&ns->cache->enabled, memory_order_relaxed))

@@ -94,6 +94,15 @@ struct kvt_block_queue {
 enum kvt_req_kind { KVT_REQ_LOAD = 0, KVT_REQ_STORE = 1 };
 enum kvt_req_state { KVT_R_FREE = 0, KVT_R_FILLING, KVT_R_ACTIVE, KVT_R_COMPLETE };
 
+/* What a load had from one root (planning.c). */
+struct kvt_req_root {
+    uint64_t bytes;
+    uint32_t blocks;
+    uint32_t late;     /* blocks that it was being read from when time was up */
+    uint32_t busy_us;  /* while a read of this load at least was under way there */
+    uint32_t until_us; /* the end of what was counted; the store's clock, modulo 2^32 */
+};
+
 enum kvt_wait { KVT_WAIT_NONE = 0, KVT_WAIT_DUE, KVT_WAIT_DONE, KVT_WAIT_FAILED };
 
 struct kvt_req {
@@ -125,6 +134,7 @@ struct kvt_req {
     int64_t start_ns, elapsed_ns;
     uint64_t queued_bytes; /* load: of loads under way when it came, as expected */
     uint32_t guess_bytes;  /* load: of each record, as expected */
+    struct kvt_req_root roots[KVT_PLAN_ROOTS];
     struct kvt_req_report report;
     pthread_cond_t cond;       /* completion */
     TAILQ_ENTRY(kvt_req) list; /* free list, or active list */
@@ -162,6 +172,7 @@ struct kvt_call {
     uint32_t ns;
     uint32_t count;       /* entries or values in the reply */
     enum kvt_tier *tiers; /* LOOKUP: optional output, `count` entries as asked */
+    uint8_t *roots;       /* LOOKUP: the same */
     bool each;            /* LOOKUP: hits may follow misses */
     uint64_t *values;     /* STAT: output */
     uint32_t values_max;
@@ -243,15 +254,39 @@ struct kvt_kept { /* a prefill model of another time */
     double a, b;
 };
 
-/* What kvt_plan() knows of the tiers (planning.c). */
+#define KVT_KEPT_ROOTS_MAX 32u
+#define KVT_KEPT_PER_BYTE_MIN 1e-15 /* seconds; less is nonsense */
+
+struct kvt_kept_root { /* a root's model of another time */
+    uint64_t key;      /* of its path */
+    struct kvt_fit_line line;
+};
+
+#define KVT_SEEN_MAX 32u
+
+struct kvt_seen_load { /* an observation that nothing has been learnt from yet */
+    uint32_t tier;     /* index in tiers */
+    uint64_t bytes, queued;
+    double seconds;
+};
+
+/* What kvt_plan() knows of the tiers (planning.c, learning.c). Loads are noted where they complete;
+ * fitting takes longer than the cache's lock is to be held, so it is done on models of its own,
+ * whose results are then copied to where plans look. */
 struct kvt_planning {
-    struct kvt_fit_line kept_tier[KVT_PLAN_TIERS]; /* of another time; q 0: none */
+    struct kvt_fit_line kept_tier[KVT_TIER_DISK + 1]; /* of another time; q 0: none */
     struct kvt_kept kept[KVT_KEPT_MAX];
     uint32_t kept_count;
+    struct kvt_kept_root kept_roots[KVT_KEPT_ROOTS_MAX];
+    uint32_t kept_roots_count;
     bool learnt; /* something since open */
     struct kvt_tier_model tiers[KVT_PLAN_TIERS];
-    double share[KVT_PLAN_TIERS]; /* of the bytes loaded lately */
+    double share[KVT_PLAN_TIERS]; /* of the blocks loaded lately */
     uint64_t queued_bytes;        /* of loads under way, as expected */
+    struct kvt_seen_load seen[KVT_SEEN_MAX];
+    uint32_t seen_count;
+    pthread_mutex_t fit_lock; /* what follows; taken before the cache's lock */
+    struct kvt_tier_model models[KVT_PLAN_TIERS];
 };
 
 struct kvt_cache {
@@ -381,20 +416,31 @@ void kvt_engine_end_unasked(struct kvt_cache *cache, struct kvt_req *req, int32_
 void kvt_engine_reply(struct kvt_cache *cache, const struct kvt_msg *msg);
 void kvt_engine_fail_all(struct kvt_cache *cache);
 
-/* planning.c: lock held. */
+/* planning.c: lock held, but in _init. */
 void kvt_planning_init(struct kvt_cache *cache);
 void kvt_planning_ns(struct kvt_ns *ns);
-/* kvt_plan() for a query that makes sense; *plan is filled whole. Counts nothing. Lock held. */
+/* kvt_plan() for a query that makes sense; *plan is filled whole. Counts nothing. */
 int kvt_planning_weigh(struct kvt_ns *ns, const struct kvt_plan_query *query,
                        struct kvt_plan *plan);
 /* A namespace ends: its model is remembered. */
 void kvt_planning_keep(const struct kvt_ns *ns);
-/* Take over what has been learnt since. false: nothing has. No lock is needed: it is closing. */
-bool kvt_planning_keep_all(struct kvt_cache *cache);
 /* A load was accepted; a block of it has ended; all have. */
 void kvt_planning_submit(struct kvt_cache *cache, struct kvt_req *req);
 void kvt_planning_block(struct kvt_cache *cache, const struct kvt_req *req);
 void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req);
+/* The store answered for a block. */
+void kvt_planning_grant(struct kvt_req *req, const struct kvt_msg_grant *grant);
+
+/* learning.c */
+/* Note an observation. Lock held. */
+void kvt_planning_saw(struct kvt_cache *cache, uint32_t tier, double bytes, double queued,
+                      double seconds);
+/* Learn from what was noted. Lock held, and let go meanwhile. */
+void kvt_planning_learn(struct kvt_cache *cache);
+/* The roots are open: their models begin with what was kept of them. No lock is held. */
+void kvt_planning_roots(struct kvt_cache *cache);
+/* Take over what has been learnt since. false: nothing has. No lock is needed: it is closing. */
+bool kvt_planning_keep_all(struct kvt_cache *cache);
 
 /* plan_file.c: what plans have learnt, from and to the first root. */
 void kvt_plan_file_read(struct kvt_cache *cache);

@@ -31,7 +31,10 @@ struct snapshot {
     char *roots_text; /* remote: what the kvtierd says of its roots; `roots` points into it */
     uint32_t root_count;
     uint64_t root_used[KVT_DISKS_MAX], root_fails[KVT_DISKS_MAX];
-    struct kvt_planning planning;
+    struct tier_learnt {
+        struct kvt_fit_line line; /* of loads of 32 MiB */
+        uint64_t taken;
+    } tiers[KVT_PLAN_TIERS];
     uint32_t ns_count;
     struct ns_prefill {
         uint8_t id[KVT_NS_BYTES];
@@ -71,6 +74,7 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     int rc = kvt_cache_enter(cache);
     if (rc != 0)
         return rc;
+    kvt_planning_learn(cache);
     cache->callers++;
     rc =
         kvt_call_stat(cache, snapshot->store_values, KVT_ARRAY_LEN(snapshot->store_values), &count);
@@ -86,7 +90,11 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     snapshot->threads = cache->worker_count;
     snapshot->arena_bytes = cache->arena_bytes;
     snapshot->arena_pinned = kvt_pin_bytes(&cache->pin);
-    snapshot->planning = cache->planning;
+    for (uint32_t tier = KVT_TIER_DRAM; tier < KVT_PLAN_TIERS; tier++) {
+        const struct kvt_tier_model *model = &cache->planning.tiers[tier];
+        snapshot->tiers[tier] =
+            (struct tier_learnt){model->line[kvt_tier_class(0x1p25)], model->taken};
+    }
     const struct kvt_ns *ns;
     TAILQ_FOREACH(ns, &cache->namespaces, list)
     {
@@ -235,21 +243,36 @@ static uint64_t rounded(double value)
     return value > 0 && value < 1e18 ? (uint64_t)(value + 0.5) : 0;
 }
 
-/* What kvt_plan() goes by: loads of 32 MiB for the tiers, prompts for the namespaces. */
+static void tier_numbers(const struct tier_learnt *tier, const char *of, kvt_stats_fn fn, void *arg)
+{
+    const struct kvt_fit_line *line = &tier->line;
+    char name[64];
+    (void)snprintf(name, sizeof(name), "plan.%s_bytes_per_s", of);
+    fn(arg, name, rounded(line->q > 0 ? 1 / line->q : 0), NULL, "expected rate of large loads");
+    (void)snprintf(name, sizeof(name), "plan.%s_latency_us", of);
+    fn(arg, name, rounded(line->p * 1e6), NULL, "expected wait before the first byte");
+    (void)snprintf(name, sizeof(name), "plan.%s_loads", of);
+    fn(arg, name, tier->taken, NULL, "loads that this was learnt from");
+}
+
+/* What kvt_plan() goes by: loads of 32 MiB for the tiers, prompts for the namespaces. "disk" is the
+ * root that most was learnt of; where there are several, each has lines of its own. */
 static void plan_numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void *arg)
 {
-    static const char *const names[KVT_PLAN_TIERS] = {
-        [KVT_TIER_DRAM] = "dram", [KVT_TIER_DISK] = "disk"};
     char name[64];
-    for (uint32_t tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
-        const struct kvt_tier_model *model = &snapshot->planning.tiers[tier];
-        const struct kvt_fit_line *line = &model->line[kvt_tier_class(0x1p25)];
-        (void)snprintf(name, sizeof(name), "plan.%s_bytes_per_s", names[tier]);
-        fn(arg, name, rounded(line->q > 0 ? 1 / line->q : 0), NULL, "expected rate of large loads");
-        (void)snprintf(name, sizeof(name), "plan.%s_latency_us", names[tier]);
-        fn(arg, name, rounded(line->p * 1e6), NULL, "expected wait before the first byte");
-        (void)snprintf(name, sizeof(name), "plan.%s_loads", names[tier]);
-        fn(arg, name, model->taken, NULL, "loads that this was learnt from");
+    uint32_t most = KVT_TIER_DISK, known = 0;
+    for (uint32_t tier = KVT_TIER_DISK; tier < KVT_PLAN_TIERS; tier++) {
+        known += snapshot->tiers[tier].taken > 0;
+        if (snapshot->tiers[tier].taken > snapshot->tiers[most].taken)
+            most = tier;
+    }
+    tier_numbers(&snapshot->tiers[KVT_TIER_DRAM], "dram", fn, arg);
+    tier_numbers(&snapshot->tiers[most], "disk", fn, arg);
+    for (uint32_t tier = KVT_TIER_DISK; known > 1 && tier < KVT_PLAN_TIERS; tier++) {
+        char of[16];
+        (void)snprintf(of, sizeof(of), "root%" PRIu32, tier - (uint32_t)KVT_TIER_DISK);
+        if (snapshot->tiers[tier].taken > 0)
+            tier_numbers(&snapshot->tiers[tier], of, fn, arg);
     }
     for (uint32_t i = 0; i < snapshot->ns_count; i++) {
         const struct ns_prefill *prefill = &snapshot->prefill[i];

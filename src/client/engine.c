@@ -303,6 +303,7 @@ static void on_grant(struct kvt_cache *cache, struct kvt_flight *flight,
     cache->credit_used[flight->klass] -= credit;
     if (--flight->left == 0)
         kvt_flight_put(cache, flight);
+    kvt_planning_grant(req, grant);
     if (grant->msg.status != 0) {
         kvt_engine_block_done(cache, block, grant->msg.status);
         return;
@@ -351,9 +352,11 @@ static void lookup_tiers(const struct kvt_msg *msg, struct kvt_call *call)
 {
     const struct kvt_msg_lookup_reply *reply =
         (const struct kvt_msg_lookup_reply *)(const void *)msg;
+    uint32_t run = msg->status < 0 ? 0 : (uint32_t)msg->status;
+    for (uint32_t i = 0; call->roots != NULL && i < call->count; i++)
+        call->roots[i] = reply->entries[i].root;
     if (call->tiers == NULL)
         return;
-    uint32_t run = msg->status < 0 ? 0 : (uint32_t)msg->status;
     for (uint32_t i = 0; i < call->count; i++) {
         enum kvt_tier tier = (enum kvt_tier)reply->entries[i].tier;
         if (i >= run && !call->each && tier != KVT_TIER_PENDING)

@@ -201,7 +201,7 @@ long kvt_lookup_groups(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t
     int rc = kvt_lookup_opts_read(opts, &use);
     if (rc != 0)
         return rc;
-    if (ns == NULL || chains == NULL || chains_check(ns, chains, count) != 0)
+    if (ns == NULL || chains == NULL || use.roots != NULL || chains_check(ns, chains, count) != 0)
         return KVT_E_INVAL;
     rc = kvt_call_enter(ns, NULL, 0);
     if (rc != 0)

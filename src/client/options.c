@@ -93,6 +93,9 @@ static const struct kvt_option options[] = {
      "time that a call looks for its answer before it sleeps; none: it sleeps at once"},
     {"plan", T_PLAN, AT(plan), "on", NULL, 0, 0,
      "kvt_plan(): on (by what was measured), deterministic (by the start values), off (load all)"},
+    {"plan_file", T_FILE, AT(plan_file), "none", NULL, 0, 0,
+     "where kvt_plan() keeps what it has learnt; none: the first root; of a kvtierd's client "
+     "nowhere"},
     {"plan_lambda", T_COUNT, AT(plan_lambda), "100", NULL, 0, 10000,
      "per cent: seconds of waiting that a second of a busy GPU is worth to kvt_plan()"},
     {"plan_prefill", T_COUNT, AT(plan_prefill), "10000", NULL, 1, 100000000,

@@ -1,18 +1,20 @@
-/* What kvt_plan() has learnt, kept across restarts: the file "plan" in the first root.
+/* What kvt_plan() has learnt, kept across restarts: the file "plan" in the first root, or the one
+ * that the option "plan_file" names.
  *
- * Text of one state: a line of version, one for each tier and each namespace, and a line with the
- * hash of all before it. It is written at close, beside the old one, synced, and renamed over it,
- * so a crash leaves the old one or the new one. Read at open; what is damaged, of another version,
- * or holds a number that makes no sense is ignored as a whole, counted, and replaced at the next
- * close. It is a start value and no more: what is measured then goes first.
+ * Text of one state: a line of version, one for each tier, each root and each namespace, and a line
+ * with the hash of all before it. It is written at close, beside the old one, synced, and renamed
+ * over it, so a crash leaves the old one or the new one. Read at open; what is damaged, of another
+ * version, or holds a number that makes no sense is ignored as a whole, counted, and replaced at
+ * the next close. It is a start value and no more: what is measured then goes first.
  *
  *   kvtier-plan 1
- *   tier <enum kvt_tier> <latency, s> <seconds a byte>
+ *   tier <enum kvt_tier> <latency, s> <seconds a byte>       (DISK: roots that are not named)
+ *   root <hash of its path> <latency, s> <seconds a byte>    (of a kvtierd: of its number)
  *   prefill <namespace> <seconds a token> <seconds a token squared>
  *   end <XXH3-64 of everything before this line>
  *
  * Threads: the one that opens, or closes, the cache. Not with plan=deterministic, which goes by the
- * options, nor with a store in another process.
+ * options; nor with a store in another process, unless the option names a file.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -32,7 +34,6 @@
 #define VERSION_LINE "kvtier-plan 1\n"
 #define BYTES_MAX 16384u
 #define LATENCY_MAX 60.0 /* seconds; beyond, and outside the next two, it is nonsense */
-#define PER_BYTE_MIN 1e-15
 #define PER_BYTE_MAX 1e-2
 #define TOKEN_MIN 1e-9
 #define TOKEN_MAX 100.0
@@ -46,7 +47,11 @@ struct text {
 static bool path_of(const struct kvt_cache *cache, const char *suffix, char path[PATH_MAX])
 {
     const struct kvt_settings *settings = cache->settings;
-    if (cache->remote || settings->disk_count == 0 || settings->plan == KVT_PLAN_SET_DETERMINISTIC)
+    if (settings->plan == KVT_PLAN_SET_DETERMINISTIC)
+        return false;
+    if (settings->plan_file[0] != '\0')
+        return snprintf(path, PATH_MAX, "%s%s", settings->plan_file, suffix) < PATH_MAX;
+    if (cache->remote || settings->disk_count == 0)
         return false;
     return snprintf(path, PATH_MAX, "%s/plan%s", settings->disks[0].path, suffix) < PATH_MAX;
 }
@@ -72,9 +77,9 @@ static bool take_pair(const char *at, double *a, double *b)
     return end != at && *end == '\0';
 }
 
-static bool take_hex(const char *at, uint8_t id[KVT_NS_BYTES])
+static bool take_hex(const char *at, uint8_t *id, size_t bytes)
 {
-    for (size_t i = 0; i < 2 * KVT_NS_BYTES; i++) {
+    for (size_t i = 0; i < 2 * bytes; i++) {
         const char *digit = at[i] != '\0' ? strchr("0123456789abcdef", at[i]) : NULL;
         if (digit == NULL)
             return false;
@@ -84,22 +89,51 @@ static bool take_hex(const char *at, uint8_t id[KVT_NS_BYTES])
     return true;
 }
 
+static bool sensible(const struct kvt_fit_line *line)
+{
+    return within(line->p, 0, LATENCY_MAX) && within(line->q, KVT_KEPT_PER_BYTE_MIN, PER_BYTE_MAX);
+}
+
+/* Latency and seconds a byte. */
+static bool take_rate(const char *at, struct kvt_fit_line *line)
+{
+    return take_pair(at, &line->p, &line->q) && sensible(line);
+}
+
+static bool take_root(struct kvt_planning *planning, const char *line)
+{
+    uint8_t key[sizeof(uint64_t)];
+    if (planning->kept_roots_count == KVT_KEPT_ROOTS_MAX)
+        return false;
+    struct kvt_kept_root *kept = &planning->kept_roots[planning->kept_roots_count];
+    if (!take_hex(line, key, sizeof(key)) || !take_rate(line + 2 * sizeof(key), &kept->line))
+        return false;
+    kept->key = 0;
+    for (size_t i = 0; i < sizeof(key); i++)
+        kept->key = kept->key << 8 | key[i];
+    planning->kept_roots_count++;
+    return true;
+}
+
 static bool take_line(struct kvt_planning *planning, const char *line)
 {
     double a, b;
     if (strncmp(line, "tier ", 5) == 0) {
         int tier = line[5] - '0';
-        if ((tier != KVT_TIER_DRAM && tier != KVT_TIER_DISK) || !take_pair(line + 6, &a, &b) ||
-            !within(a, 0, LATENCY_MAX) || !within(b, PER_BYTE_MIN, PER_BYTE_MAX))
+        struct kvt_fit_line rate = {.p = 0};
+        if ((tier != KVT_TIER_DRAM && tier != KVT_TIER_DISK) || !take_rate(line + 6, &rate))
             return false;
-        planning->kept_tier[tier] = (struct kvt_fit_line){.p = a, .q = b};
+        planning->kept_tier[tier] = rate;
         return true;
     }
+    if (strncmp(line, "root ", 5) == 0)
+        return take_root(planning, line + 5);
     if (strncmp(line, "prefill ", 8) != 0 || planning->kept_count == KVT_KEPT_MAX)
         return false;
     struct kvt_kept *kept = &planning->kept[planning->kept_count];
-    if (!take_hex(line + 8, kept->id) || !take_pair(line + 8 + 2 * KVT_NS_BYTES, &a, &b) ||
-        !within(a, TOKEN_MIN, TOKEN_MAX) || !within(b, 0, TOKEN_MAX))
+    if (!take_hex(line + 8, kept->id, sizeof(kept->id)) ||
+        !take_pair(line + 8 + 2 * KVT_NS_BYTES, &a, &b) || !within(a, TOKEN_MIN, TOKEN_MAX) ||
+        !within(b, 0, TOKEN_MAX))
         return false;
     kept->a = a;
     kept->b = b;
@@ -161,7 +195,7 @@ void kvt_plan_file_read(struct kvt_cache *cache)
         return;
     }
     memset(planning->kept_tier, 0, sizeof(planning->kept_tier));
-    planning->kept_count = 0;
+    planning->kept_count = planning->kept_roots_count = 0;
     cache->counters.plan_file_bad++;
     kvt_log(&cache->log, KVT_LOG_WARN,
             "%s is damaged, or of another version: what plans had learnt is forgotten", path);
@@ -186,8 +220,13 @@ static void compose(const struct kvt_planning *planning, struct text *text)
     add(text, "%s", VERSION_LINE);
     for (int tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
         const struct kvt_fit_line *line = &planning->kept_tier[tier];
-        if (within(line->p, 0, LATENCY_MAX) && within(line->q, PER_BYTE_MIN, PER_BYTE_MAX))
+        if (sensible(line))
             add(text, "tier %d %a %a\n", tier, line->p, line->q);
+    }
+    for (uint32_t i = 0; i < planning->kept_roots_count; i++) {
+        const struct kvt_kept_root *kept = &planning->kept_roots[i];
+        if (sensible(&kept->line))
+            add(text, "root %016" PRIx64 " %a %a\n", kept->key, kept->line.p, kept->line.q);
     }
     for (uint32_t i = 0; i < planning->kept_count; i++) {
         const struct kvt_kept *kept = &planning->kept[i];
@@ -219,12 +258,22 @@ static int put_all(const char *path, const struct text *text)
     return rc;
 }
 
+/* The first root is another process's, or out of order: so is its file. */
+static bool first_root_is_ours(struct kvt_cache *cache)
+{
+    if (cache->settings->plan_file[0] != '\0')
+        return true;
+    pthread_mutex_lock(&cache->host.lock);
+    bool ours = cache->host.roots[0].number >= 0 && cache->host.roots[0].io != NULL;
+    pthread_mutex_unlock(&cache->host.lock);
+    return ours;
+}
+
 void kvt_plan_file_write(struct kvt_cache *cache)
 {
     char path[PATH_MAX], temp[PATH_MAX];
     struct text text;
-    if (!path_of(cache, "", path) || !path_of(cache, ".tmp", temp) ||
-        cache->host.roots[0].number < 0 || cache->host.roots[0].io == NULL ||
+    if (!path_of(cache, "", path) || !path_of(cache, ".tmp", temp) || !first_root_is_ours(cache) ||
         !kvt_planning_keep_all(cache))
         return;
     compose(&cache->planning, &text);

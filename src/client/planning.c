@@ -1,13 +1,16 @@
 /* kvt_plan() and what feeds it: prefills told by the engine, loads as they complete.
  *
- * A load is an observation of one tier when it is whole, or was cut off by its deadline (a drive
- * that is too slow must be noticed by just these): the slowest tier that it used, less what the
- * faster one is expected to have taken. One that brought nothing in time is taken for all it asked
- * for, in twice the time. Loads that waited
- * for a GPU stream, were cancelled or met misses tell nothing. The store does not say which root a
- * block came from: all are one tier.
+ * A load is an observation of where its blocks were when it is whole, or was cut off by its
+ * deadline (a drive that is too slow must be noticed by just these): of each root, or of DRAM when
+ * no root had a part in it. The store says when each read began and ended. The root that was busy
+ * the longest is taken to have held the load up, with all that came before and behind its reads;
+ * the others to have taken as much less as they were less busy. DRAM's part is taken off first, as
+ * it is expected. When time is up, it is the fault of the root that most reads were still under
+ * way at, and one that brought nothing in time is taken for all it was asked for, in twice the
+ * time. Of a load that waited for a GPU stream only the reads tell something. Loads that were
+ * cancelled or met misses tell nothing.
  *
- * Threads: any, under the cache's lock. Allocates, waits: never.
+ * Threads: any, under the cache's lock. Allocates, waits: never. Fits nothing: learning.c does.
  */
 #include <string.h>
 
@@ -19,7 +22,6 @@
 #define PREFILL_BALANCE_TOKENS 47000.0
 #define DISK_LATENCY_S 0.001
 #define DRAM_LATENCY_S 0.0001
-#define KEPT_CLASS 1u /* of sizes: 1 to 16 MiB, as most loads are */
 #define LATE_FACTOR 2.0
 #define RECENT 0.2 /* weight of the newest load in the running means */
 
@@ -27,17 +29,21 @@ void kvt_planning_init(struct kvt_cache *cache)
 {
     const struct kvt_settings *settings = cache->settings;
     struct kvt_planning *planning = &cache->planning;
-    struct kvt_tier_model *dram = &planning->tiers[KVT_TIER_DRAM];
-    struct kvt_tier_model *disk = &planning->tiers[KVT_TIER_DISK];
-    /* cannot fail: the options have limits */
-    (void)kvt_tier_init(dram, DRAM_LATENCY_S, (double)settings->plan_dram);
-    (void)kvt_tier_init(disk, DISK_LATENCY_S, (double)settings->plan_disk);
-    dram->fixed = disk->fixed = settings->plan == KVT_PLAN_SET_DETERMINISTIC;
     kvt_plan_file_read(cache);
-    for (int tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
-        const struct kvt_fit_line *kept = &planning->kept_tier[tier];
-        if (kept->q > 0) /* what was read has limits as well */
-            (void)kvt_tier_init(&planning->tiers[tier], kept->p, 1 / kept->q);
+    for (uint32_t tier = KVT_TIER_DRAM; tier < KVT_PLAN_TIERS; tier++) {
+        bool dram = tier == KVT_TIER_DRAM;
+        const struct kvt_fit_line *kept =
+            &planning->kept_tier[dram ? KVT_TIER_DRAM : KVT_TIER_DISK];
+        double latency = dram ? DRAM_LATENCY_S : DISK_LATENCY_S;
+        double rate = (double)(dram ? settings->plan_dram : settings->plan_disk);
+        if (kept->q > 0) {
+            latency = kept->p;
+            rate = 1 / kept->q;
+        }
+        /* cannot fail: the options have limits, and so has what was read */
+        (void)kvt_tier_init(&planning->models[tier], latency, rate);
+        planning->models[tier].fixed = settings->plan == KVT_PLAN_SET_DETERMINISTIC;
+        planning->tiers[tier] = planning->models[tier];
     }
 }
 
@@ -79,22 +85,6 @@ void kvt_planning_keep(const struct kvt_ns *ns)
     planning->learnt = true;
 }
 
-bool kvt_planning_keep_all(struct kvt_cache *cache)
-{
-    struct kvt_planning *planning = &cache->planning;
-    const struct kvt_ns *ns;
-    TAILQ_FOREACH(ns, &cache->namespaces, list)
-    kvt_planning_keep(ns);
-    for (int tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
-        const struct kvt_tier_model *model = &planning->tiers[tier];
-        if (model->fit.count == 0)
-            continue;
-        planning->kept_tier[tier] = model->line[KEPT_CLASS];
-        planning->learnt = true;
-    }
-    return planning->learnt;
-}
-
 static double record_bytes(const struct kvt_ns *ns, uint32_t index)
 {
     double mean = ns->groups[index].record_mean;
@@ -117,15 +107,86 @@ void kvt_planning_block(struct kvt_cache *cache, const struct kvt_req *req)
     cache->planning.queued_bytes -= req->guess_bytes;
 }
 
+void kvt_planning_grant(struct kvt_req *req, const struct kvt_msg_grant *grant)
+{
+    if (grant->tier != KVT_TIER_DISK || grant->root >= KVT_PLAN_ROOTS)
+        return;
+    struct kvt_req_root *root = &req->roots[grant->root];
+    root->late += grant->msg.status == KVT_E_DEADLINE;
+    if (grant->msg.status != 0)
+        return;
+    /* Reads of a load are granted in the order in which they began, about. */
+    uint32_t from = grant->began_us;
+    if (root->blocks > 0 && (int32_t)(root->until_us - from) > 0)
+        from = root->until_us;
+    if (root->blocks == 0 || (int32_t)(grant->ended_us - from) > 0)
+        root->until_us = grant->ended_us;
+    if ((int32_t)(grant->ended_us - from) > 0)
+        root->busy_us += grant->ended_us - from;
+    root->blocks++;
+    root->bytes += grant->record_bytes;
+}
+
 static void remember(struct kvt_planning *planning, struct kvt_req *req)
 {
     const struct kvt_req_report *report = &req->report;
-    double blocks = (double)report->blocks_ok, disk = (double)report->blocks_disk / blocks;
+    double blocks = (double)report->blocks_ok;
     double record = (double)report->bytes_moved / blocks;
     double *mean = &req->ns->groups[req->group].record_mean;
     *mean = *mean > 0 ? *mean + RECENT * (record - *mean) : record;
-    planning->share[KVT_TIER_DISK] += RECENT * (disk - planning->share[KVT_TIER_DISK]);
-    planning->share[KVT_TIER_DRAM] += RECENT * (1 - disk - planning->share[KVT_TIER_DRAM]);
+    for (uint32_t tier = KVT_TIER_DRAM; tier < KVT_PLAN_TIERS; tier++) {
+        double now = tier == KVT_TIER_DRAM ? (double)report->blocks_dram
+                                           : (double)req->roots[tier - KVT_TIER_DISK].blocks;
+        planning->share[tier] += RECENT * (KVT_MIN(now / blocks, 1) - planning->share[tier]);
+    }
+}
+
+/* The root that kept a late load waiting: where reads were still under way; none were: where most
+ * blocks are. */
+static uint32_t culprit_of(const struct kvt_planning *planning, const struct kvt_req *req)
+{
+    uint32_t most = 0, usual = 0;
+    for (uint32_t root = 1; root < KVT_PLAN_ROOTS; root++) {
+        most = req->roots[root].late > req->roots[most].late ? root : most;
+        usual = planning->share[KVT_TIER_DISK + root] > planning->share[KVT_TIER_DISK + usual]
+                    ? root
+                    : usual;
+    }
+    return req->roots[most].late > 0 ? most : usual;
+}
+
+/* What a load that took `seconds`, DRAM's part apart, tells of its roots. culprit: KVT_PLAN_ROOTS
+ * unless it was late. */
+static void observe_roots(struct kvt_cache *cache, const struct kvt_req *req, double seconds,
+                          uint32_t culprit)
+{
+    const bool waited = req->gpu_wait != KVT_WAIT_NONE;
+    uint32_t longest = 0, known = 0;
+    for (uint32_t i = 0; i < KVT_PLAN_ROOTS; i++) {
+        known += req->roots[i].blocks + req->roots[i].late > 0;
+        longest = KVT_MAX(longest, req->roots[i].busy_us);
+    }
+    for (uint32_t i = 0; i < KVT_PLAN_ROOTS; i++) {
+        const struct kvt_req_root *root = &req->roots[i];
+        double bytes = (double)root->bytes, busy = root->busy_us * 1e-6, took = seconds;
+        if (root->blocks == 0 && i != culprit)
+            continue;
+        if (waited)
+            took = busy;
+        else if (i != culprit)
+            took = KVT_MAX(seconds - (longest * 1e-6 - busy), busy);
+        /* Nothing of it came in time: all that was asked for would have taken that long at least,
+         * and as likely more than twice as long as less. */
+        if (root->blocks == 0) {
+            size_t blocks = known > 1 ? root->late : req->n - req->report.blocks_ok;
+            bytes = (double)req->guess_bytes * (double)blocks;
+            took = LATE_FACTOR * seconds;
+        }
+        if (!waited || took > 0)
+            kvt_planning_saw(cache, KVT_TIER_DISK + i, bytes,
+                             cache->planning.share[KVT_TIER_DISK + i] * (double)req->queued_bytes,
+                             took);
+    }
 }
 
 void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req)
@@ -135,33 +196,26 @@ void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req)
     bool whole = report->blocks_ok == req->n && req->n > 0;
     bool late = report->blocks_run_ok < req->n &&
                 cache->statuses[req->first + report->blocks_run_ok] == KVT_E_DEADLINE;
-    if ((!whole && !late) || req->gpu_wait != KVT_WAIT_NONE ||
-        atomic_load_explicit(&req->canceled, memory_order_relaxed))
+    bool waited = req->gpu_wait != KVT_WAIT_NONE;
+    if ((!whole && (!late || waited)) || atomic_load_explicit(&req->canceled, memory_order_relaxed))
         return;
-    double seconds = (double)req->elapsed_ns * 1e-9;
-    double bytes = (double)report->bytes_moved, from_disk = bytes;
+    double seconds = (double)req->elapsed_ns * 1e-9, bytes = (double)report->bytes_moved;
     if (report->blocks_ok > 0 && cache->settings->plan != KVT_PLAN_SET_DETERMINISTIC)
         remember(planning, req);
-    int tier = late || report->blocks_disk > 0 ? KVT_TIER_DISK : KVT_TIER_DRAM;
-    if (tier == KVT_TIER_DISK && report->blocks_dram > 0) {
-        double dram = bytes * (double)report->blocks_dram / (double)report->blocks_ok;
+    if (!late && report->blocks_disk == 0) {
+        if (!waited)
+            kvt_planning_saw(cache, KVT_TIER_DRAM, bytes,
+                             planning->share[KVT_TIER_DRAM] * (double)req->queued_bytes, seconds);
+        return;
+    }
+    if (report->blocks_dram > 0) {
         if (report->blocks_disk < report->blocks_dram && !late)
             return; /* what is left of the time would be guesswork */
+        double dram = bytes * (double)report->blocks_dram / (double)report->blocks_ok;
         double took = kvt_tier_seconds(&planning->tiers[KVT_TIER_DRAM], dram, 0);
         seconds -= KVT_MIN(took, seconds / 2);
-        from_disk = bytes - dram;
     }
-    /* Nothing of it came in time: all that was asked for would have taken that long at least, and
-     * as likely more than twice as long as less. */
-    if (late && report->blocks_disk == 0) {
-        from_disk = (double)req->guess_bytes * (double)(req->n - report->blocks_ok);
-        seconds *= LATE_FACTOR;
-    }
-    double queued = planning->share[tier] * (double)req->queued_bytes;
-    /* refused observations are counted by the model */
-    int rc =
-        kvt_tier_observe(&planning->tiers[tier], (uint64_t)from_disk, (uint64_t)queued, seconds);
-    (void)rc;
+    observe_roots(cache, req, seconds, late ? culprit_of(planning, req) : KVT_PLAN_ROOTS);
 }
 
 /* ---- the calls ----------------------------------------------------------------------------- */
@@ -204,35 +258,56 @@ static int weigh(struct kvt_ns *ns, const struct kvt_plan_query *query, struct k
     return 0;
 }
 
+/* Who does not say which root has which block: as lately. */
+static void spread_over_roots(const struct kvt_planning *planning, struct kvt_decide *decide)
+{
+    double disk = 0;
+    for (uint32_t tier = KVT_TIER_DISK; tier < KVT_PLAN_TIERS; tier++)
+        disk += planning->share[tier];
+    for (uint32_t r = 0; r < decide->run_count && disk > 0; r++) {
+        uint32_t *by_tier = decide->runs[r].by_tier, all = by_tier[KVT_TIER_DISK];
+        for (uint32_t tier = KVT_TIER_DISK + 1; tier < KVT_PLAN_TIERS; tier++) {
+            double part = (double)all * planning->share[tier] / disk;
+            by_tier[tier] = KVT_MIN((uint32_t)(part + 0.5), by_tier[KVT_TIER_DISK]);
+            by_tier[KVT_TIER_DISK] -= by_tier[tier];
+        }
+    }
+}
+
 int kvt_planning_weigh(struct kvt_ns *ns, const struct kvt_plan_query *query, struct kvt_plan *plan)
 {
     struct kvt_planning *planning = &ns->cache->planning;
-    const struct kvt_plan_models models = {
-        .prefill = &ns->prefill,
-        .tiers = {[KVT_TIER_DRAM] = &planning->tiers[KVT_TIER_DRAM],
-                  [KVT_TIER_DISK] = &planning->tiers[KVT_TIER_DISK]}};
+    struct kvt_plan_models models = {.prefill = &ns->prefill};
     struct kvt_decide decide = {.first_tokens = query->first_tokens,
                                 .prompt_tokens = query->prompt_tokens,
                                 .cut = query->cut};
+    for (uint32_t tier = KVT_TIER_DRAM; tier < KVT_PLAN_TIERS; tier++)
+        models.tiers[tier] = &planning->tiers[tier];
     *plan = (struct kvt_plan){.struct_size = sizeof(*plan)};
-    kvt_decide_runs(&decide, query->tiers, query->n, &models);
+    kvt_decide_runs(&decide, query->tiers, query->roots, query->n, &models);
+    if (query->roots == NULL)
+        spread_over_roots(planning, &decide);
     return weigh(ns, query, &decide, &models, plan);
 }
 
 int kvt_plan(struct kvt_ns *ns, const struct kvt_plan_query *query, struct kvt_plan *plan)
 {
+    struct kvt_plan_query use = {.struct_size = sizeof(use)};
     if (ns == NULL || query == NULL || plan == NULL)
         return KVT_E_INVAL;
-    if (query->struct_size != sizeof(*query) || plan->struct_size != sizeof(*plan))
+    if ((query->struct_size != sizeof(use) && query->struct_size != KVT_PLAN_QUERY_SIZE_0) ||
+        plan->struct_size != sizeof(*plan))
         return KVT_E_VERSION;
+    memcpy(&use, query, query->struct_size);
     struct kvt_cache *cache = ns->cache;
     *plan = (struct kvt_plan){.struct_size = sizeof(*plan)};
-    bool sane = (query->tiers != NULL || query->n == 0) && query->n <= UINT32_MAX &&
-                query->reserved == 0 && query->gpu_busy >= 0 && query->gpu_busy <= 1;
+    bool sane = (use.tiers != NULL || use.n == 0) && use.n <= UINT32_MAX && use.reserved == 0 &&
+                use.gpu_busy >= 0 && use.gpu_busy <= 1;
     int rc = kvt_cache_enter(cache);
     if (rc != 0)
         return rc;
-    rc = sane ? kvt_planning_weigh(ns, query, plan) : KVT_E_INVAL;
+    kvt_planning_learn(cache);
+    rc = sane ? kvt_planning_weigh(ns, &use, plan) : KVT_E_INVAL;
     if (rc == 0)
         count_plan(&cache->counters, plan);
     else

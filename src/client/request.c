@@ -67,6 +67,7 @@ static int req_take(const struct ask *ask, struct kvt_req **out)
     req->first_pos = 0;
     memset(&req->parent, 0, sizeof(req->parent));
     memset(&req->report, 0, sizeof(req->report));
+    memset(req->roots, 0, sizeof(req->roots));
     req->deadline_ns = INT64_MAX;
     req->elapsed_ns = 0;
     req->gpu_wait = KVT_WAIT_NONE;

@@ -45,6 +45,7 @@ void kvt_session_attach(struct kvt_session_mgr *mgr, struct kvt_session *s, uint
     s->blocks = index + 1;
     node->refs++;
     node->fails = 0;
+    node->stored |= !s->no_store;
     if (s->state != KVT_SESSION_IDLE)
         node->active++;
     if (index >= s->window_from)
@@ -347,6 +348,20 @@ int kvt_session_open(struct kvt_session_mgr *mgr, const void *salt, size_t salt_
     pthread_mutex_lock(&mgr->lock);
     (void)kvt_session_poll(mgr);
     rc = session_make(mgr, root, out);
+    pthread_mutex_unlock(&mgr->lock);
+    return rc;
+}
+
+int kvt_session_no_store(struct kvt_session_mgr *mgr, kvt_session_id id)
+{
+    int rc;
+    struct kvt_session *s = kvt_session_enter(mgr, id, &rc);
+    if (s == NULL)
+        return rc;
+    if (s->state == KVT_SESSION_IDLE && s->tokens == 0)
+        s->no_store = true;
+    else
+        rc = KVT_E_STATE;
     pthread_mutex_unlock(&mgr->lock);
     return rc;
 }

@@ -31,7 +31,7 @@ static bool take(struct kvt_session_mgr *mgr, uint32_t at)
     struct kvt_snode *node = &mgr->nodes[at];
     if (node->busy || node->resident > 0) /* its children are on their way */
         return false;
-    if (node->tail_of == KVT_NONE && node->record == KVT_SESSION_RECORD_NONE) {
+    if (node->tail_of == KVT_NONE && node->stored && node->record == KVT_SESSION_RECORD_NONE) {
         int rc = kvt_session_save_chain(mgr, at);
         if (node->busy || (rc == -EAGAIN && mgr->jobs_used > 0))
             return false;

@@ -13,7 +13,9 @@
  *  3. A node with a page that no active session holds is in the LRU list, after its children.
  *  4. A node whose page is being read by a store is `busy`: its page stays.
  *  5. A node lives while a session, a page, a child, a request or the cooling queue needs it.
- * Threads: everything under the manager's lock, which is taken before the cache's.
+ *  6. A node that no session but those marked "no store" has held is not stored. Where a node may
+ * be stored, so may those before it. Threads: everything under the manager's lock, which is taken
+ * before the cache's.
  */
 #ifndef KVT_CLIENT_SESSION_INTERNAL_H
 #define KVT_CLIENT_SESSION_INTERNAL_H
@@ -47,6 +49,7 @@ struct kvt_snode {
     bool busy;   /* a request reads its page or cools its record */
     bool beyond; /* it has left the window of some session */
     bool queued; /* in the cooling queue */
+    bool stored; /* it may be: rule 6 */
 };
 
 enum kvt_sjob_kind { KVT_SJOB_FREE = 0, KVT_SJOB_SAVE, KVT_SJOB_RESTORE, KVT_SJOB_FETCH };
@@ -84,6 +87,7 @@ struct kvt_schunk {
 
 struct kvt_session {
     uint8_t state; /* enum kvt_session_state; 0: not in use */
+    bool no_store;
     uint32_t generation;
     uint32_t tokens;      /* length of the sequence */
     uint32_t filled;      /* tokens whose KV is in pages */
@@ -138,6 +142,7 @@ struct kvt_session_mgr {
     struct kvt_key *keys; /* scratch, session_blocks of each */
     uint32_t *path;
     enum kvt_tier *tiers;
+    uint8_t *roots;
     struct kvt_session_stats stats;
     struct kvt_session_stats published; /* what of them the cache's counters have */
 };

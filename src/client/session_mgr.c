@@ -159,6 +159,7 @@ static void memory_free(struct kvt_session_mgr *mgr)
     free(mgr->keys);
     free(mgr->path);
     free(mgr->tiers);
+    free(mgr->roots);
     free(mgr);
 }
 
@@ -175,8 +176,9 @@ static int memory_make(struct kvt_session_mgr *mgr)
     mgr->keys = calloc(mgr->session_blocks, sizeof(*mgr->keys));
     mgr->path = calloc(mgr->session_blocks, sizeof(*mgr->path));
     mgr->tiers = calloc(mgr->session_blocks, sizeof(*mgr->tiers));
+    mgr->roots = calloc(mgr->session_blocks, sizeof(*mgr->roots));
     if (!mgr->nodes || !mgr->buckets || !mgr->page_stack || !mgr->sessions || !mgr->keys ||
-        !mgr->path || !mgr->tiers)
+        !mgr->path || !mgr->tiers || !mgr->roots)
         return -ENOMEM;
     memset(mgr->buckets, 0xff, buckets * sizeof(*mgr->buckets)); /* KVT_NONE */
     return 0;
@@ -289,7 +291,8 @@ static uint32_t save_all(struct kvt_session_mgr *mgr)
         for (uint32_t b = s->state == 0 ? 0 : s->blocks; b-- > 0;) {
             const struct kvt_snode *node = &mgr->nodes[s->node[b]];
             (void)kvt_session_save_chain(mgr, s->node[b]); /* again when something has ended */
-            left += node->record == KVT_SESSION_RECORD_NONE && node->page != KVT_NONE;
+            left +=
+                node->stored && node->record == KVT_SESSION_RECORD_NONE && node->page != KVT_NONE;
         }
     }
     return left;

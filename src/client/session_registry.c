@@ -182,6 +182,8 @@ static int check_session(struct kvt_session_mgr *mgr, const struct check *check,
         check->refs[s->node[i]]++;
         check->active[s->node[i]] += !idle;
         check->windows[s->node[i]] += i >= s->window_from;
+        if (!s->no_store && !node->stored)
+            return wrong(check, "a session's block is not to be stored", s->node[i]);
         if (i < s->window_from && !node->beyond)
             return wrong(check, "a block has left a window unnoticed", s->node[i]);
         if (s->state == KVT_SESSION_ACTIVE && node->page == KVT_NONE)
@@ -210,6 +212,8 @@ static int check_node(struct kvt_session_mgr *mgr, const struct check *check, ui
     if (node->refs == 0 && node->page == KVT_NONE && node->children == 0 && !node->busy &&
         !node->queued)
         return wrong(check, "a node that nobody needs", at);
+    if (node->stored && node->parent != KVT_NONE && !mgr->nodes[node->parent].stored)
+        return wrong(check, "a node may be stored, and the one before it may not", at);
     if (node->page != KVT_NONE)
         check->page[node->page - mgr->opts.first_page]++;
     return 0;
@@ -226,6 +230,8 @@ static int check_jobs(const struct kvt_session_mgr *mgr, const struct check *che
             check->page[job->scratch - mgr->opts.first_page]++;
         for (uint32_t n = 0; n < job->count; n++) {
             const struct kvt_snode *node = &mgr->nodes[job->nodes[n]];
+            if (job->kind == KVT_SJOB_SAVE && !node->stored)
+                return wrong(check, "what is not to be stored is being stored", job->nodes[n]);
             if (!node->busy || (job->scratch == KVT_NONE && node->page == KVT_NONE))
                 return wrong(check, "a page was taken that is being stored", job->nodes[n]);
         }

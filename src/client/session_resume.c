@@ -81,11 +81,12 @@ static void look(struct resume *r, uint32_t limit)
 {
     struct kvt_session_mgr *mgr = r->mgr;
     uint32_t n = limit > r->a ? limit - r->a : 0;
+    const struct kvt_lookup_opts opts = {.struct_size = sizeof(opts), .roots = mgr->roots};
     n = KVT_MIN(n, (uint32_t)mgr->ns->cache->settings->request_blocks_max);
     r->b = r->a;
     for (uint32_t i = 0; i < n; i++)
         mgr->keys[i] = kvt_session_key(mgr, r->s->hash[r->a + i]);
-    long found = n == 0 ? 0 : kvt_lookup(mgr->ns, mgr->keys, n, NULL, mgr->tiers);
+    long found = n == 0 ? 0 : kvt_lookup(mgr->ns, mgr->keys, n, &opts, mgr->tiers);
     r->b += found > 0 ? (uint32_t)found : 0; /* an error: nothing can be had */
 }
 
@@ -95,6 +96,7 @@ static void weigh(struct resume *r, const struct kvt_session_resume_opts *opts)
     struct kvt_session_mgr *mgr = r->mgr;
     const struct kvt_plan_query query = {.struct_size = sizeof(query),
                                          .tiers = mgr->tiers,
+                                         .roots = mgr->roots,
                                          .n = r->b - r->a,
                                          .first_tokens = (uint64_t)r->a * mgr->block_tokens,
                                          .prompt_tokens = r->total,

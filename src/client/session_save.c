@@ -89,7 +89,7 @@ uint8_t kvt_session_record_of(const struct kvt_session_mgr *mgr, uint32_t depth,
 
 static bool must_cool(const struct kvt_snode *node)
 {
-    return node->tail_of == KVT_NONE && node->beyond && node->windows == 0 &&
+    return node->tail_of == KVT_NONE && node->stored && node->beyond && node->windows == 0 &&
            node->record != KVT_SESSION_RECORD_FINAL && node->fails < KVT_SESSION_FAILS_MAX &&
            (node->page != KVT_NONE || node->record == KVT_SESSION_RECORD_WINDOW);
 }
@@ -135,8 +135,8 @@ static int submit(struct kvt_session_mgr *mgr, const uint32_t *nodes, uint32_t n
 
 static bool unsaved(const struct kvt_snode *node)
 {
-    return node->tail_of == KVT_NONE && node->record == KVT_SESSION_RECORD_NONE && !node->busy &&
-           node->page != KVT_NONE && node->fails < KVT_SESSION_FAILS_MAX;
+    return node->tail_of == KVT_NONE && node->stored && node->record == KVT_SESSION_RECORD_NONE &&
+           !node->busy && node->page != KVT_NONE && node->fails < KVT_SESSION_FAILS_MAX;
 }
 
 static uint8_t target_of(const struct kvt_snode *node)

@@ -67,12 +67,13 @@ struct kvt_settings {
     int disk_required;
     int guard;
     int enabled;
-    int shadow;         /* nothing is loaded, and what that would have saved is counted */
-    uint64_t trace_max; /* bytes of both files of the trace */
-    char trace[1024];   /* file that prompts are recorded in; "": none */
-    uint64_t spin;      /* ns; KVT_AUTO: nobody spins */
-    char socket[108];   /* of a kvtierd; "": the store is in this process */
-    int env;            /* 1: KVTIER_CONFIG is applied at open */
+    int shadow;           /* nothing is loaded, and what that would have saved is counted */
+    uint64_t trace_max;   /* bytes of both files of the trace */
+    char trace[1024];     /* file that prompts are recorded in; "": none */
+    char plan_file[1024]; /* what plans have learnt; "": in the first root, if there is one */
+    uint64_t spin;        /* ns; KVT_AUTO: nobody spins */
+    char socket[108];     /* of a kvtierd; "": the store is in this process */
+    int env;              /* 1: KVTIER_CONFIG is applied at open */
     uint32_t exclude_count;
     struct kvt_layer_range { /* layers that are stored raw */
         uint32_t from, to;   /* both included */

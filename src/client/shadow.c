@@ -130,7 +130,9 @@ long kvt_shadow_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     bool count = tiers != NULL && is_new(ns, keys, n);
     cache->shadow_tiers = count ? NULL : tiers;
     size_t look = count ? KVT_MIN(n, room) : 0;
-    long run = kvt_call_lookup(ns, keys, look, opts, false, count ? tiers : NULL);
+    struct kvt_lookup_opts find = *opts;
+    find.roots = NULL; /* the caller is told that nothing is there */
+    long run = kvt_call_lookup(ns, keys, look, &find, false, count ? tiers : NULL);
     long touched = run > 0 && opts->shards <= 1 ? kvt_call_touch_held(ns, keys, (size_t)run) : 0;
     if (count) {
         cache->counters.shadow_prompts++;

@@ -151,6 +151,7 @@ static void *worker_main(void *arg)
     while (!cache->stop_workers) {
         if (cache->ready[KVT_REQ_LOAD].count + cache->ready[KVT_REQ_STORE].count > 0) {
             work_once(cache);
+            kvt_planning_learn(cache);
             continue;
         }
         cache->workers_idle++;

@@ -105,8 +105,8 @@ struct kvt_msg_lookup_reply { /* msg.status: the leading run (each: hits); msg.c
         uint8_t tier;  /* enum kvt_tier */
         uint8_t level; /* lowest level of its map */
         uint8_t map;
-        uint8_t reserved;
-    } entries[]; /* padded to 8 bytes */
+        uint8_t root; /* tier DISK: the number of the disk; else 0 */
+    } entries[];      /* padded to 8 bytes */
 };
 
 /* What an ALLOC wants when a record is present. The COMMIT decides once more: of two that race, a
@@ -184,9 +184,14 @@ struct kvt_msg_grant {
     uint8_t map;
     uint8_t tier;   /* where it was when asked: enum kvt_tier */
     uint8_t direct; /* 1: not in the arena; (slot, generation) names the pin */
-    uint8_t root;   /* direct: number of the disk */
+    uint8_t root;   /* tier DISK: number of the disk */
     uint32_t segment;
+    /* tier DISK and not direct: when its read was asked for, and when it was there: microseconds of
+     * the store's clock, modulo 2^32. Status KVT_E_DEADLINE: tier and root of a read that was under
+     * way then. */
+    uint32_t began_us, ended_us;
 };
+static_assert(sizeof(struct kvt_msg_grant) == 80, "wire grant");
 
 struct kvt_msg_cancel {
     struct kvt_msg msg; /* cookie 0 */

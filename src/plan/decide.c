@@ -28,6 +28,7 @@ struct search {
     double start[KVT_PLAN_RUNS + 1];                  /* first block of each run */
     double before[KVT_PLAN_RUNS + 1][KVT_PLAN_TIERS]; /* bytes in the runs before it */
     double latency[KVT_PLAN_TIERS], per_byte[KVT_PLAN_TIERS];
+    uint32_t used[KVT_PLAN_TIERS], used_count; /* tiers that have blocks of it */
 };
 
 struct candidate {
@@ -35,32 +36,39 @@ struct candidate {
     double objective, ttft, load, gpu;
 };
 
-/* How many of n > 0 are like the first; sixteen at a time, since runs are long. */
-static size_t same_from(const enum kvt_tier *tiers, size_t n)
+/* How many of n > 0 are like the first; sixteen at a time, since runs are long. roots: NULL where
+ * they do not matter. */
+static size_t same_from(const enum kvt_tier *tiers, const uint8_t *roots, size_t n)
 {
     size_t i = 1;
     for (; i + 16 <= n; i += 16) {
         unsigned differ = 0;
         for (size_t j = 0; j < 16; j++)
             differ |= (unsigned)tiers[i + j] ^ (unsigned)tiers[0];
+        for (size_t j = 0; j < 16 && roots != NULL; j++)
+            differ |= (unsigned)roots[i + j] ^ (unsigned)roots[0];
         if (differ != 0)
             break;
     }
-    while (i < n && tiers[i] == tiers[0])
+    while (i < n && tiers[i] == tiers[0] && (roots == NULL || roots[i] == roots[0]))
         i++;
     return i;
 }
 
-void kvt_decide_runs(struct kvt_decide *query, const enum kvt_tier *tiers, size_t n,
-                     const struct kvt_plan_models *models)
+void kvt_decide_runs(struct kvt_decide *query, const enum kvt_tier *tiers, const uint8_t *roots,
+                     size_t n, const struct kvt_plan_models *models)
 {
     struct kvt_plan_run *run = NULL;
     query->run_count = 0;
     for (size_t i = 0, end; i < n; i = end) {
         unsigned tier = (unsigned)tiers[i];
-        if (tier == KVT_TIER_MISS || tier >= KVT_PLAN_TIERS || models->tiers[tier] == NULL)
+        const uint8_t *of = tier == KVT_TIER_DISK && roots != NULL ? &roots[i] : NULL;
+        if (tier == KVT_TIER_MISS || tier > KVT_TIER_DISK)
             break;
-        end = i + same_from(&tiers[i], n - i);
+        end = i + same_from(&tiers[i], of, n - i);
+        tier += of != NULL ? *of : 0;
+        if (tier >= KVT_PLAN_TIERS || models->tiers[tier] == NULL)
+            break;
         if (run == NULL || query->run_count < KVT_PLAN_RUNS) {
             run = &query->runs[query->run_count++];
             memset(run, 0, sizeof(*run));
@@ -108,6 +116,7 @@ static void search_init(struct search *search, const struct kvt_decide *query,
             const struct kvt_fit_line *line = &models->tiers[t]->line[kvt_tier_class(bytes)];
             search->latency[t] = line->p;
             search->per_byte[t] = line->q;
+            search->used[search->used_count++] = t;
         }
     }
 }
@@ -116,15 +125,22 @@ static void search_init(struct search *search, const struct kvt_decide *query,
 static double load_seconds(const struct search *search, uint32_t run, double from, uint32_t last)
 {
     const struct kvt_plan_run *at = &search->query->runs[run];
-    double into = at->blocks > 0 ? (from - search->start[run]) / at->blocks : 0, seconds = 0;
-    for (uint32_t t = 1; t < KVT_PLAN_TIERS; t++) {
+    double into = at->blocks > 0 ? (from - search->start[run]) / at->blocks : 0;
+    double dram = 0, disk = 0;
+    for (uint32_t i = 0; i < search->used_count; i++) {
+        uint32_t t = search->used[i];
         double within = search->before[run + 1][t] - search->before[run][t];
         double bytes = search->before[last + 1][t] - search->before[run][t] - into * within;
-        if (bytes > 0)
-            seconds +=
-                search->latency[t] + search->per_byte[t] * (bytes + search->query->queued[t]);
+        if (!(bytes > 0))
+            continue;
+        double seconds =
+            search->latency[t] + search->per_byte[t] * (bytes + search->query->queued[t]);
+        if (t < KVT_TIER_DISK)
+            dram += seconds;
+        else
+            disk = fmax(disk, seconds);
     }
-    return seconds;
+    return dram + disk;
 }
 
 /* When both of two things that take about a and b seconds are done: a little later than the longer
@@ -184,9 +200,10 @@ static bool unsure(const struct search *search)
 {
     uint32_t runs = search->query->run_count;
     bool any = kvt_prefill_unsure(search->models->prefill);
-    for (uint32_t t = 1; t < KVT_PLAN_TIERS; t++)
-        any |= search->before[runs][t] > 0 &&
-               kvt_tier_unsure(search->models->tiers[t], search->before[runs][t]);
+    for (uint32_t i = 0; i < search->used_count; i++) {
+        uint32_t t = search->used[i];
+        any |= kvt_tier_unsure(search->models->tiers[t], search->before[runs][t]);
+    }
     return any;
 }
 
@@ -232,6 +249,19 @@ static double blocks_within(const struct search *search, uint32_t tier, double s
     return room > 0 ? fmin(floor(bytes / query->block_bytes), most) : 0;
 }
 
+/* Of what a run has blocks on, the slowest: what made the plan leave it aside. */
+static uint32_t slowest_of(const struct search *search, const struct kvt_plan_run *run)
+{
+    uint32_t slowest = KVT_TIER_MISS;
+    for (uint32_t i = 0; i < search->used_count; i++) {
+        uint32_t t = search->used[i];
+        if (run->by_tier[t] > 0 &&
+            (slowest == KVT_TIER_MISS || search->per_byte[t] > search->per_byte[slowest]))
+            slowest = t;
+    }
+    return slowest;
+}
+
 /* Say to the tier that was left aside behind the load, if there is one, and load a little of it
  * when it is due to be measured and this prompt is long enough to pay for that. With bytes queued
  * it is being measured by others. */
@@ -240,9 +270,9 @@ static bool probe(const struct search *search, struct candidate *best, double re
     const struct kvt_decide *query = search->query;
     if (best->to >= search->start[query->run_count])
         return false;
-    uint32_t run = run_at(search, best->to), tier = 1;
-    while (tier < KVT_PLAN_TIERS - 1 && query->runs[run].by_tier[tier] == 0)
-        tier++;
+    uint32_t run = run_at(search, best->to), tier = slowest_of(search, &query->runs[run]);
+    if (tier == KVT_TIER_MISS)
+        return false;
     double share = kvt_tier_refused(search->models->tiers[tier]);
     double blocks =
         blocks_within(search, tier, share * recompute, search->start[run + 1] - best->to);

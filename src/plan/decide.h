@@ -10,9 +10,10 @@
  *                         then the rest
  *   objective:            time to first token + lambda x GPU seconds
  *
- * Ties are not loaded, and a cut must gain 2 %. Tiers are taken to bring their bytes one after the
- * other: a plan never promises more than each of them was measured to do alone. Threads: the
- * owner's of the models. Allocates: never. Microseconds.
+ * Ties are not loaded, and a cut must gain 2 %. A load comes from DRAM and from roots, each with a
+ * model of its own: roots bring their bytes at the same time, DRAM before or after them. So a plan
+ * never promises more than each was measured to do. Threads: the owner's of the models. Allocates:
+ * never. Microseconds.
  */
 #ifndef KVT_PLAN_DECIDE_H
 #define KVT_PLAN_DECIDE_H
@@ -23,10 +24,13 @@
 #include "plan/prefill.h"
 #include "plan/tier_model.h"
 
-#define KVT_PLAN_TIERS 4u /* indices are enum kvt_tier; MISS has no model */
-#define KVT_PLAN_RUNS 4u  /* blocks beyond are one run of mixed tiers */
+#define KVT_PLAN_ROOTS 16u
+/* Where blocks can be: KVT_TIER_DRAM, or KVT_TIER_DISK + the number of the root. MISS has no model.
+ */
+#define KVT_PLAN_TIERS ((unsigned)KVT_TIER_DISK + KVT_PLAN_ROOTS)
+#define KVT_PLAN_RUNS 4u /* blocks beyond are one run of mixed tiers */
 
-/* Blocks of one tier, or, in the last of very many runs, a mixture. */
+/* Blocks of one tier (of one root), or, in the last of very many runs, a mixture. */
 struct kvt_plan_run {
     uint32_t blocks;
     uint32_t by_tier[KVT_PLAN_TIERS];
@@ -50,9 +54,10 @@ struct kvt_plan_models {
     struct kvt_tier_model *tiers[KVT_PLAN_TIERS];
 };
 
-/* The leading blocks that a tier with a model has, as runs. */
-void kvt_decide_runs(struct kvt_decide *query, const enum kvt_tier *tiers, size_t n,
-                     const struct kvt_plan_models *models);
+/* The leading blocks that a tier with a model has, as runs. roots: of each block on disk, the
+ * number of its root; NULL: 0. */
+void kvt_decide_runs(struct kvt_decide *query, const enum kvt_tier *tiers, const uint8_t *roots,
+                     size_t n, const struct kvt_plan_models *models);
 /* Fills everything of *out but struct_size. 0; KVT_E_INVAL, KVT_E_LIMIT a query that makes no
  * sense: *out then says to load nothing. */
 int kvt_decide(const struct kvt_decide *query, const struct kvt_plan_models *models,

@@ -55,8 +55,13 @@ void kvt_load_free(struct kvt_store *store, uint32_t number)
     store->load_free = number;
 }
 
+uint32_t kvt_grant_clock(const struct kvt_store *store)
+{
+    return (uint32_t)((uint64_t)kvt_store_now(store) / 1000);
+}
+
 void kvt_grant_send(struct kvt_store *store, uint32_t client, uint64_t cookie, uint32_t index,
-                    int32_t status, uint32_t slot, uint8_t tier)
+                    int32_t status, uint32_t slot, const struct kvt_load_item *from)
 {
     struct kvt_msg request = {.op = KVT_OP_ACQUIRE, .cookie = cookie};
     struct kvt_msg_grant *grant =
@@ -65,7 +70,12 @@ void kvt_grant_send(struct kvt_store *store, uint32_t client, uint64_t cookie, u
     grant->msg.op = KVT_OP_GRANT;
     grant->msg.status = status;
     grant->index = index;
-    grant->tier = tier;
+    grant->tier = from ? from->tier : KVT_TIER_MISS;
+    if (from && from->tier == KVT_TIER_DISK) {
+        grant->root = from->root;
+        grant->began_us = from->began_us;
+        grant->ended_us = from->ended_us;
+    }
     if (slot != KVT_SLOT_NONE) {
         const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
@@ -126,12 +136,13 @@ void kvt_load_end(struct kvt_store *store, uint32_t number, int32_t status, bool
 
     while (load->first != KVT_NO_NUMBER) {
         uint32_t item = load->first;
+        const struct kvt_load_item *it = &store->items[item];
 
-        load->first = store->items[item].next;
+        load->first = it->next;
         kvt_load_item_let_go(store, item);
         if (!silent && !load->prefetch)
-            kvt_grant_send(store, load->client, load->cookie, store->items[item].index, status,
-                           KVT_SLOT_NONE, KVT_TIER_MISS);
+            kvt_grant_send(store, load->client, load->cookie, it->index, status, KVT_SLOT_NONE,
+                           it->state == KVT_ITEM_READING ? it : NULL);
         kvt_load_item_free(store, item);
         count++;
     }
@@ -229,7 +240,7 @@ void kvt_handle_acquire(struct kvt_store *store, uint32_t client, const struct k
         return; /* the loop goes on with it */
     count_status(store, status, msg->count);
     for (uint32_t i = 0; i < msg->count; i++)
-        kvt_grant_send(store, client, msg->cookie, i, status, KVT_SLOT_NONE, KVT_TIER_MISS);
+        kvt_grant_send(store, client, msg->cookie, i, status, KVT_SLOT_NONE, NULL);
 }
 
 void kvt_handle_prefetch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)

@@ -99,8 +99,10 @@ struct kvt_load_item { /* one key of a load */
     uint32_t slot;
     uint32_t direct; /* pin of a record that stays on disk, or KVT_NO_NUMBER */
     uint32_t index;
+    uint32_t began_us, ended_us; /* tier DISK: of its read, as a GRANT says it */
     uint8_t state;
     uint8_t tier;
+    uint8_t root; /* tier DISK: where it is read from */
 };
 
 #define KVT_STORE_DIRECTS 1024u
@@ -459,9 +461,11 @@ void kvt_load_free(struct kvt_store *store, uint32_t number);
 /* An item lets go of its slot, whether it waits for the read or holds the record. */
 void kvt_load_item_let_go(struct kvt_store *store, uint32_t item);
 void kvt_load_item_free(struct kvt_store *store, uint32_t item);
-/* slot: KVT_SLOT_NONE with a status. */
+/* slot: KVT_SLOT_NONE with a status. from: where it was; NULL: not known. */
 void kvt_grant_send(struct kvt_store *store, uint32_t client, uint64_t cookie, uint32_t index,
-                    int32_t status, uint32_t slot, uint8_t tier);
+                    int32_t status, uint32_t slot, const struct kvt_load_item *from);
+/* The store's clock as a GRANT has it. */
+uint32_t kvt_grant_clock(const struct kvt_store *store);
 
 /* ---- store_load.c */
 /* Start reads, grant what is ready, end what is late. Returns the next time to run. */

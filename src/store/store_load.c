@@ -129,6 +129,8 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
     }
     i->state = KVT_ITEM_READING;
     i->tier = KVT_TIER_DISK;
+    i->root = (uint8_t)kvt_index_at(&store->index, entry)->root;
+    i->began_us = kvt_grant_clock(store);
     i->waiter_next = s->waiters;
     s->waiters = item;
     load->ahead++;
@@ -183,7 +185,7 @@ static int32_t grant(struct kvt_store *store, struct kvt_load *load, struct kvt_
     kvt_slot_unpin(&store->slots, slot);
     i->slot = KVT_SLOT_NONE;
     count_grant(store, load, slot, i->tier == KVT_TIER_DISK);
-    kvt_grant_send(store, load->client, load->cookie, i->index, 0, slot, i->tier);
+    kvt_grant_send(store, load->client, load->cookie, i->index, 0, slot, i);
     return 0;
 }
 

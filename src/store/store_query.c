@@ -147,6 +147,7 @@ static bool lookup_one(struct kvt_store *store, const struct kvt_msg_keys *reque
         store->counts.lookup_hits_dram++;
     } else {
         out->tier = KVT_TIER_DISK;
+        out->root = e->root;
         store->counts.lookup_hits_disk++;
     }
     return true;

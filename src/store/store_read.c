@@ -80,6 +80,7 @@ static void wake(struct kvt_store *store, uint32_t slot, bool good)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     uint32_t item = s->waiters;
+    uint32_t now_us = item != KVT_NO_NUMBER ? kvt_grant_clock(store) : 0;
 
     s->waiters = KVT_NO_NUMBER;
     while (item != KVT_NO_NUMBER) {
@@ -88,6 +89,7 @@ static void wake(struct kvt_store *store, uint32_t slot, bool good)
 
         i->waiter_next = KVT_NO_NUMBER;
         i->state = good ? KVT_ITEM_READY : KVT_ITEM_MISS;
+        i->ended_us = now_us;
         if (!good) {
             i->slot = KVT_SLOT_NONE;
             kvt_slot_unpin(&store->slots, slot);

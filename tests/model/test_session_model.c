@@ -80,6 +80,8 @@ static void op_open(struct model *m, uint32_t i)
     if (m->open[i])
         return;
     srig_session_open(&m->s, &m->c[i], TOKENS_MAX, roll(m, 5) ? 0 : 9);
+    if (roll(m, 6) == 0)
+        assert_int_equal(kvt_session_no_store(m->s.mgr, m->c[i].id), 0);
     m->open[i] = true;
 }
 

@@ -53,7 +53,7 @@ static void place(struct world *w, uint32_t dram, uint32_t disk)
 {
     for (w->n = 0; w->n < dram + disk; w->n++)
         w->where[w->n] = w->n < dram ? KVT_TIER_DRAM : KVT_TIER_DISK;
-    kvt_decide_runs(&w->query, w->where, w->n, &w->models);
+    kvt_decide_runs(&w->query, w->where, NULL, w->n, &w->models);
 }
 
 static struct kvt_plan decide(struct world *w)
@@ -68,7 +68,7 @@ static struct kvt_plan decide(struct world *w)
 static double price(const struct world *w, uint32_t from, uint32_t to)
 {
     const struct kvt_decide *q = &w->query;
-    double a = w->prefill.line.p, b = w->prefill.line.q, load = 0, head = 0, tail = 0;
+    double a = w->prefill.line.p, b = w->prefill.line.q, load = 0, disk = 0, head = 0, tail = 0;
     uint64_t total = q->prompt_tokens != 0 ? q->prompt_tokens
                                            : q->first_tokens + (uint64_t)w->n * q->block_tokens;
     for (uint64_t at = q->first_tokens; at < total; at++) {
@@ -84,8 +84,13 @@ static double price(const struct world *w, uint32_t from, uint32_t to)
             bytes += (uint32_t)w->where[i] == t && i >= from && i < to ? q->block_bytes : 0;
         }
         const struct kvt_fit_line *line = &w->tiers[t].line[kvt_tier_class(all)];
-        load += bytes > 0 ? line->p + line->q * (bytes + q->queued[t]) : 0;
+        double seconds = bytes > 0 ? line->p + line->q * (bytes + q->queued[t]) : 0;
+        if (t < KVT_TIER_DISK)
+            load += seconds;
+        else
+            disk = fmax(disk, seconds); /* roots work at the same time */
     }
+    load += disk;
     double front =
         q->cut == KVT_PLAN_CUT_OVERLAP ? pow(pow(head, 8) + pow(load, 8), 0.125) : head + load;
     return front + tail + q->lambda * (head + tail);
@@ -220,11 +225,11 @@ static void test_blocks_that_cannot_be_loaded_end_the_run(void **state)
         make(&w, 10 * GB);
         place(&w, 10, 10);
         w.where[5] = ends[i];
-        kvt_decide_runs(&w.query, w.where, w.n, &w.models);
+        kvt_decide_runs(&w.query, w.where, NULL, w.n, &w.models);
         assert_int_equal(w.query.run_count, 1);
         assert_int_equal(w.query.runs[0].blocks, 5);
         w.where[0] = ends[i];
-        kvt_decide_runs(&w.query, w.where, w.n, &w.models);
+        kvt_decide_runs(&w.query, w.where, NULL, w.n, &w.models);
         assert_int_equal(decide(&w).reason, KVT_PLAN_NO_BLOCKS);
     }
 }
@@ -245,6 +250,68 @@ static void test_contradictions_leave_all_or_nothing(void **state)
     assert_int_equal(plan.unsure, 1);
     assert_true(plan.first == 0 &&
                 (plan.count == 0 || plan.count == 64 || plan.reason == KVT_PLAN_PROBE));
+}
+
+/* Blocks on root 0, which is fast, and on root 1, of a given speed. */
+static void two_roots(struct world *w, double second, const uint8_t *roots, uint32_t n)
+{
+    static enum kvt_tier where[BLOCKS_MAX];
+    make(w, 10 * GB);
+    assert_true(kvt_tier_init(&w->tiers[KVT_TIER_DISK + 1], 0.002, second));
+    w->models.tiers[KVT_TIER_DISK + 1] = &w->tiers[KVT_TIER_DISK + 1];
+    w->query.block_bytes = 1e8;
+    w->query.block_tokens = 512;
+    for (uint32_t i = 0; i < n; i++)
+        where[i] = KVT_TIER_DISK;
+    kvt_decide_runs(&w->query, where, roots, n, &w->models);
+    w->query.prompt_tokens = 20000;
+}
+
+static void test_roots_have_models_of_their_own(void **state)
+{
+    (void)state;
+    uint8_t halves[32] = {0}, turns[32];
+    struct world w;
+    for (uint32_t i = 0; i < 32; i++) {
+        halves[i] = i >= 16;
+        turns[i] = i % 2;
+    }
+    /* equal ones bring their halves at the same time */
+    two_roots(&w, 10 * GB, halves, 32);
+    assert_int_equal(w.query.run_count, 2);
+    struct kvt_plan plan = decide(&w);
+    double tail = plan.load_all_s - plan.load_s;
+    assert_int_equal(plan.reason, KVT_PLAN_LOAD);
+    assert_true(fabs(plan.load_s - (0.002 + 1.6e9 / (10 * GB))) < 1e-9);
+    uint8_t one[32] = {0};
+    two_roots(&w, 10 * GB, one, 32);
+    assert_true(fabs(decide(&w).load_s - (0.002 + 3.2e9 / (10 * GB))) < 1e-9);
+    /* a slow one behind a fast one: the fast one's part */
+    two_roots(&w, 0.02 * GB, halves, 32);
+    plan = decide(&w);
+    assert_int_equal(plan.reason, KVT_PLAN_PREFIX);
+    assert_int_equal(plan.count, 16);
+    assert_true(plan.load_all_s - tail > 79);
+    /* where every other block is on the slow one there is nothing to be had */
+    two_roots(&w, 0.02 * GB, turns, 32);
+    assert_int_equal(w.query.run_count, KVT_PLAN_RUNS);
+    plan = decide(&w);
+    assert_true(plan.count <= 1);
+    /* the slow one is left aside, and probed in its turn: not the fast one */
+    two_roots(&w, 0.02 * GB, halves, 32);
+    for (uint32_t i = 0; i < 200; i++)
+        (void)decide(&w);
+    assert_int_equal(w.tiers[KVT_TIER_DISK].left_aside, 0);
+    assert_true(w.tiers[KVT_TIER_DISK + 1].left_aside > 0);
+    /* a root that has no model cannot be loaded from */
+    turns[0] = 0;
+    turns[1] = 7;
+    two_roots(&w, 10 * GB, turns, 32);
+    assert_int_equal(w.query.run_count, 1);
+    assert_int_equal(w.query.runs[0].blocks, 1);
+    turns[0] = 255;
+    two_roots(&w, 10 * GB, turns, 32);
+    assert_int_equal(w.query.run_count, 0);
 }
 
 static void assert_refused(struct world *w, int code)
@@ -306,7 +373,7 @@ static void test_a_plan_looks_at_few_runs(void **state)
             where[i] = i / period % 2 ? KVT_TIER_DISK : KVT_TIER_DRAM;
         for (int round = 0; round < 200; round++) {
             int64_t start = kvt_clock_now(&clock);
-            kvt_decide_runs(&w.query, where, 8192, &w.models);
+            kvt_decide_runs(&w.query, where, NULL, 8192, &w.models);
             (void)decide(&w);
             best = KVT_MIN(best, kvt_clock_now(&clock) - start);
         }
@@ -365,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_a_busy_gpu_makes_loading_worth_more),
         cmocka_unit_test(test_a_slow_tier_is_probed_and_comes_back),
         cmocka_unit_test(test_blocks_that_cannot_be_loaded_end_the_run),
+        cmocka_unit_test(test_roots_have_models_of_their_own),
         cmocka_unit_test(test_contradictions_leave_all_or_nothing),
         cmocka_unit_test(test_nonsense_is_refused),
         cmocka_unit_test(test_a_plan_looks_at_few_runs),

@@ -92,11 +92,11 @@ static void learn(double us)
                                              (double)(500 + 100 * (i % 7)) * us * 1e-6),
                          0);
     pthread_mutex_lock(&rig.cache->lock);
-    for (int i = 0; i < 40; i++)
-        assert_int_equal(kvt_tier_observe(&rig.cache->planning.tiers[KVT_TIER_DISK],
-                                          (uint64_t)(1 + i % 5) << 20, 0,
-                                          0.02 + (1 + i % 5) * 0.01),
-                         0);
+    for (int i = 0; i < 40; i++) {
+        kvt_planning_saw(rig.cache, KVT_TIER_DISK, (double)((uint64_t)(1 + i % 5) << 20), 0,
+                         0.02 + (1 + i % 5) * 0.01);
+        kvt_planning_learn(rig.cache);
+    }
     pthread_mutex_unlock(&rig.cache->lock);
 }
 
@@ -206,6 +206,12 @@ static void numbers_that_make_no_sense_are_ignored(void **state)
         "kvtier-plan 1\ntier 2 0.001 1e-9 5\n",
         "kvtier-plan 1\ntier 2  0.001 1e-9\n",
         "kvtier-plan 1\ntier 2 0.001 1e-9x\n",
+        "kvtier-plan 1\nroot 0011223344556677 -1 1e-9\n",
+        "kvtier-plan 1\nroot 0011223344556677 0.001 inf\n",
+        "kvtier-plan 1\nroot 0011223344556677 0.001\n",
+        "kvtier-plan 1\nroot 001122334455667 0.001 1e-9\n",
+        "kvtier-plan 1\nroot 001122334455667g 0.001 1e-9\n",
+        "kvtier-plan 1\nroot\n",
         "kvtier-plan 1\nprefill " NS " 0 0\n",
         "kvtier-plan 1\nprefill " NS " -1e-4 0\n",
         "kvtier-plan 1\nprefill " NS " 1e-4 -1\n",
@@ -232,6 +238,13 @@ static void numbers_that_make_no_sense_are_ignored(void **state)
     char many[20000] = "kvtier-plan 1\n"; /* one more than there is room for */
     for (uint32_t i = 0; i <= KVT_KEPT_MAX; i++)
         snprintf(many + strlen(many), sizeof(many) - strlen(many), "prefill %032x 0x1p-13 0\n", i);
+    put_lines(many);
+    rig_open(&rig);
+    assert_int_equal(rig_stat(&rig, "plan.file_bad"), 1);
+    rig_close(&rig);
+    snprintf(many, sizeof(many), "kvtier-plan 1\n");
+    for (uint32_t i = 0; i <= KVT_KEPT_ROOTS_MAX; i++)
+        snprintf(many + strlen(many), sizeof(many) - strlen(many), "root %016x 0 1e-9\n", i);
     put_lines(many);
     rig_open(&rig);
     assert_int_equal(rig_stat(&rig, "plan.file_bad"), 1);
