@@ -4,7 +4,7 @@
  * drive in memory and the trace's own clock: what it would have found, and where. Then a queue of
  * these requests before engines with rates that the plan has to find out: when each first token
  * would have come, beside computing everything and loading everything.
- * Threads: one. Does not model decoding: engines here compute prompts.
+ * Threads: one. Does not model decoding: engines here compute prompts, one at a time.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -37,13 +37,14 @@ struct replay {
     const char *priors_text, *engine_hour_text, *budget_text, *share_text, *years_text;
     uint64_t dram_rate, disk_rate;
     int64_t prefill_rate, generate, engines, jitter;
-    int json, sweep, curve;
+    int json, sweep, curve, both_ends;
     uint64_t dram[LIST_MAX], disk[LIST_MAX];
     int admission[LIST_MAX];
     size_t dram_count, disk_count, admission_count;
     double budget, share;
     struct replay_trace trace;
     struct replay_base base;
+    struct replay_common common;
     struct replay_case cases[CASES_MAX];
     struct replay_result results[CASES_MAX];
     size_t count;
@@ -59,7 +60,7 @@ static int add_case(struct replay *r, uint64_t dram, uint64_t disk,
     if (disk && replay_case_blocks(&r->base, disk) < DISK_BLOCKS_MIN)
         return KVT_E_TOO_SMALL;
     r->cases[r->count] = (struct replay_case){dram, disk, admission};
-    int rc = replay_case_run(&r->base, &r->cases[r->count], &r->results[r->count]);
+    int rc = replay_case_run(&r->base, &r->cases[r->count], &r->common, &r->results[r->count]);
     if (!rc)
         r->count++;
     return rc;
@@ -292,6 +293,7 @@ static int gather(struct replay *r, struct plan_model *model, char *error, size_
     world->engines =
         r->engines ? (uint32_t)r->engines : replay_engines(&r->trace, world, ENGINES_BUSY);
     r->base.planner.lambda = 1;
+    r->base.planner.cut = r->both_ends ? KVT_PLAN_CUT_OVERLAP : KVT_PLAN_CUT_NONE;
     r->base.trace = &r->trace;
     if (r->sweep)
         sweep_sizes(r);
@@ -402,6 +404,9 @@ static const struct kvt_cli_option options[] = {
      .number = &given.engines,
      .min = 1,
      .max = 4096},
+    {.name = "both-ends",
+     .help = "engines compute the beginning of a prompt while its end is loaded",
+     .flag = &given.both_ends},
     {.name = "dram-rate",
      .metavar = "SIZE",
      .help = "bytes a second from DRAM to each engine (25GB)",

@@ -4,6 +4,7 @@
  * said in a dozen ways; those that are known are read, and what is not is named in the note: never
  * a layer counted as less than it may take. Threads: one. Does not print.
  */
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -36,6 +37,18 @@ static int mla_from(const char *path, const json_t *config, struct plan_model *o
     return 0;
 }
 
+static bool is_type(const json_t *config, const char *prefix)
+{
+    const char *type = json_string_value(json_object_get(config, "model_type"));
+
+    return type && !strncmp(type, prefix, strlen(prefix));
+}
+
+static void tell(struct plan_model *out, const char *what, const char *then)
+{
+    snprintf(out->note, sizeof(out->note), "%.80s: %.150s", what, then);
+}
+
 static int heads_from(const char *path, const json_t *config, struct plan_model *out, char *error,
                       size_t len)
 {
@@ -44,6 +57,12 @@ static int heads_from(const char *path, const json_t *config, struct plan_model 
     int64_t dim = plan_whole(config, "head_dim", KVT_HEAD_DIM_MAX);
     int64_t hidden = plan_whole(config, "hidden_size", 1 << 24);
 
+    if (is_type(config, "gemma3_text") && kv_heads == 0 && heads == 0 && dim == 0) {
+        /* the small ones are published without: transformers' Gemma3TextConfig fills them in */
+        kv_heads = 4;
+        dim = 256;
+        tell(out, "heads", "not in the configuration: 4 of 256, as transformers fills them in");
+    }
     if (kv_heads == 0) /* as transformers has it: without groups, as many as there are heads */
         kv_heads = heads <= KVT_HEADS_MAX ? heads : -1;
     if (kv_heads < 1)
@@ -88,11 +107,6 @@ static int kind_of(const char *word)
         if (!strcmp(word, words[i].word))
             return words[i].kind;
     return -1;
-}
-
-static void tell(struct plan_model *out, const char *what, const char *then)
-{
-    snprintf(out->note, sizeof(out->note), "%.80s: %.150s", what, then);
 }
 
 /* A list with a word for each layer. 0; 1: there is none. */
@@ -148,13 +162,41 @@ static void every(const struct plan_model *out, uint8_t *kinds, int64_t n, int64
         kinds[i] = (int64_t)i % n == offset ? LAYER_FULL : (uint8_t)other;
 }
 
+/* Every how many-th layer is full, where the others have a window: by the configuration, or, since
+ * many leave it to the program, by the model's type. 0: all have the window; -1: not known. */
+static int64_t window_pattern(const json_t *config)
+{
+    static const struct {
+        const char *type;
+        int64_t pattern;
+    } types[] = {{"gemma2", 2},  {"gemma3", 6}, {"cohere2", 4}, {"mistral", 0},
+                 {"mixtral", 0}, {"phi3", 0},   {"phimoe", 0},  {"starcoder2", 0},
+                 {"qwen2", 0},   {"qwen3", 0},  {"llama", 0},   {"ministral", 0}};
+    static const char *const keys[] = {"sliding_window_pattern", "_sliding_window_pattern"};
+
+    for (size_t i = 0; i < KVT_ARRAY_LEN(keys); i++) {
+        const char *letters = json_string_value(json_object_get(config, keys[i]));
+        int64_t pattern = plan_whole(config, keys[i], LAYERS_MAX);
+        size_t local = letters ? strspn(letters, "L") : 0;
+        if (letters && local > 0 && !strcmp(letters + local, "G")) /* LLLG */
+            return (int64_t)local + 1;
+        if (letters)
+            return -1;
+        if (pattern > 0)
+            return pattern;
+    }
+    for (size_t i = 0; i < KVT_ARRAY_LEN(types); i++)
+        if (is_type(config, types[i].type))
+            return types[i].pattern;
+    return json_object_get(config, "model_type") ? -1 : 0;
+}
+
 /* Rules by numbers, in the words of the models that brought them. */
 static void kinds_from_rules(const json_t *config, struct plan_model *out, uint8_t *kinds)
 {
-    const char *type = json_string_value(json_object_get(config, "model_type"));
     const json_t *use = json_object_get(config, "use_sliding_window");
     int64_t window = plan_whole(config, "sliding_window", PLAN_WINDOW_MAX);
-    int64_t pattern = plan_whole(config, "sliding_window_pattern", LAYERS_MAX);
+    int64_t pattern = window_pattern(config);
     int64_t interval = plan_whole(config, "full_attention_interval", LAYERS_MAX);
     int64_t period = plan_whole(config, "attn_layer_period", LAYERS_MAX);
     int64_t first = plan_whole(config, "max_window_layers", 1 << 20);
@@ -166,9 +208,10 @@ static void kinds_from_rules(const json_t *config, struct plan_model *out, uint8
                json_integer_value(offset) < period) {
         every(out, kinds, period, json_integer_value(offset), LAYER_STATE);
     } else if (window > 0 && !json_is_false(use)) {
-        if (pattern == 0 && type && !strncmp(type, "gemma2", 6))
-            pattern = 2;
-        if (pattern > 0)
+        if (pattern < 0)
+            tell(out, "sliding_window",
+                 "which layers have it is not said: all are counted as full");
+        else if (pattern > 0)
             every(out, kinds, pattern, pattern - 1, LAYER_WINDOW);
         else
             for (uint32_t i = 0; i < out->layers; i++)

@@ -23,8 +23,10 @@ struct replay_result {
     double dwpd;                          /* times the disk's size that was written in a day */
     struct replay_spread ttft[REPLAY_WAYS];
     double engine_s[REPLAY_WAYS];
-    uint64_t reasons[KVT_PLAN_OFF + 1];
-    double usd_saved, usd_cost; /* a day */
+    uint64_t pending;                   /* blocks of hits that were still being computed */
+    uint64_t late;                      /* loads that were cut off */
+    uint64_t reasons[KVT_PLAN_OFF + 1]; /* plans, by enum kvt_plan_reason */
+    double usd_saved, usd_cost;         /* a day */
 };
 
 /* Assumptions, all of them options or data of the user's. */
@@ -42,9 +44,18 @@ struct replay_base {
     struct replay_prices prices;
 };
 
+/* What several cases of one base have in common, so that it is simulated once. Begins as zeroes. */
+struct replay_common {
+    int recompute, lru; /* 1: known */
+    struct replay_spread ttft;
+    double engine_s;
+    uint64_t dram_bytes, disk_bytes; /* of lru */
+    uint64_t hit_lru;
+};
+
 /* 0; -1 no memory; what replay_store_open() and replay_sim() return. */
 int replay_case_run(const struct replay_base *base, const struct replay_case *of,
-                    struct replay_result *out);
+                    struct replay_common *common, struct replay_result *out);
 
 /* Blocks that fit: records of `block_bytes`. */
 uint64_t replay_case_blocks(const struct replay_base *base, uint64_t bytes);

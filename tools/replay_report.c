@@ -95,6 +95,21 @@ static json_t *answer_json(const struct replay_report *report)
                      pays ? json_integer((json_int_t)best) : json_null(), "text", text);
 }
 
+/* What the plans of one case said. */
+static json_t *plans_json(const struct replay_result *result)
+{
+    static const char *const names[] = {
+        [KVT_PLAN_NO_BLOCKS] = "no_blocks", [KVT_PLAN_LOAD] = "load",
+        [KVT_PLAN_RECOMPUTE] = "recompute", [KVT_PLAN_CUT] = "cut",
+        [KVT_PLAN_PREFIX] = "prefix",       [KVT_PLAN_PROBE] = "probe"};
+    json_t *plans = json_object();
+
+    for (size_t i = 0; i < KVT_ARRAY_LEN(names); i++)
+        json_object_set_new(plans, names[i], json_integer((json_int_t)result->reasons[i]));
+    json_object_set_new(plans, "late", json_integer((json_int_t)result->late));
+    return plans;
+}
+
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
 static json_t *size_json(uint64_t bytes)
@@ -116,16 +131,18 @@ static json_t *row_json(const struct replay_report *report, size_t i)
         json_object_set_new(engine, way_names[way], json_real(result->engine_s[way]));
     }
     return json_pack(
-        "{s:o, s:o, s:s, s:f, s:I, s:{s:f, s:f, s:f, s:f}, s:o, s:f, s:o, s:f, s:f, s:f, s:f}",
+        "{s:o, s:o, s:s, s:f, s:I, s:{s:f, s:f, s:f, s:f}, s:f, s:o, s:o, s:f, s:o, s:f, s:f, s:f, "
+        "s:f}",
         "dram_bytes", size_json(of->dram_bytes), "disk_bytes", size_json(of->disk_bytes),
         "admission", replay_admission_name(of->admission.policy), "admission_share",
         of->admission.share, "budget_blocks_per_day", (json_int_t)of->admission.blocks_per_day,
         "hit_ratio", "dram", ratio(report, result->hit_dram), "disk",
         ratio(report, result->hit_disk), "total",
         ratio(report, result->hit_dram + result->hit_disk), "lru", ratio(report, result->hit_lru),
-        "ttft_ms", ttft, "gpu_seconds_saved", saved_s(result), "gpu_seconds", engine,
-        "bytes_written", (double)result->written * report->base->world.block_bytes, "dwpd",
-        result->dwpd, "usd_a_day_saved", result->usd_saved, "usd_a_day_cost", result->usd_cost);
+        "still_computed", ratio(report, result->pending), "plans", plans_json(result), "ttft_ms",
+        ttft, "gpu_seconds_saved", saved_s(result), "gpu_seconds", engine, "bytes_written",
+        (double)result->written * report->base->world.block_bytes, "dwpd", result->dwpd,
+        "usd_a_day_saved", result->usd_saved, "usd_a_day_cost", result->usd_cost);
 }
 
 int replay_report_json(const struct replay_report *report)
@@ -181,6 +198,10 @@ static void print_one(const struct replay_report *report)
            100 * ratio(report, result->hit_dram + result->hit_disk),
            100 * ratio(report, result->hit_dram), 100 * ratio(report, result->hit_disk),
            100 * ratio(report, result->hit_lru));
+    if (result->pending)
+        printf("              of these %.1f %% were still being computed when they were asked for: "
+               "computed again\n",
+               100 * ratio(report, result->pending));
     for (size_t i = 0; i < REPLAY_WAYS; i++)
         printf("%-12s  first token after %.0f ms (p50), %.0f ms (p99), %.0f ms (mean)\n",
                way_names[i], result->ttft[i].p50, result->ttft[i].p99, result->ttft[i].mean);

@@ -2,8 +2,8 @@
  *
  * Events of one time go in the order computed, loaded, arrived, so that what has become free is
  * there for who comes. Waiting prompts are taken in the order of their arrival; one whose load is
- * not there yet lets others pass. Draws depend on the request alone, so the three ways meet the
- * same luck. Threads: one.
+ * not there yet lets others pass, unless its engine has something to compute meanwhile. Draws
+ * depend on the request alone, so the three ways meet the same luck. Threads: one.
  */
 #include "replay_sim.h"
 
@@ -32,12 +32,20 @@ struct heap {
 };
 
 struct prompt {
-    uint32_t dram, disk;           /* blocks loaded */
-    double came_s;                 /* when it arrived */
-    double took[KVT_PLAN_TIERS];   /* seconds of its load, as seen by who asked */
-    double queued[KVT_PLAN_TIERS]; /* bytes before it when it asked */
-    double computing_s;
+    uint32_t first;         /* blocks before it are computed while those behind are loaded */
+    uint32_t dram, disk;    /* blocks loaded */
+    uint32_t asked[2];      /* of DRAM and disk, before a deadline cut it */
+    double came_s, there_s; /* when it arrived; when its load ended */
+    double took[2];         /* seconds of its load from each, as seen by who asked */
+    double queued[2];       /* bytes before it when it asked */
+    double head_s, tail_s;  /* computing what is before, and behind, what was loaded */
 };
+
+/* Index in asked, took, queued. */
+static unsigned of_tier(unsigned tier)
+{
+    return tier - KVT_TIER_DRAM;
+}
 
 struct sim {
     const struct replay_trace *trace;
@@ -50,6 +58,7 @@ struct sim {
     struct prompt *prompts;
     double disk_free_s;
     double *link_free_s; /* of each engine's link to DRAM */
+    double *ready_s;     /* of each block of the trace: since when it has been computed */
     uint32_t idle;
     struct kvt_prefill prefill;
     struct kvt_tier_model tiers[KVT_PLAN_TIERS];
@@ -118,18 +127,26 @@ static double drive_rate(const struct replay_world *world, double now)
     return world->rate[KVT_TIER_DISK] / (slow ? world->slow : 1);
 }
 
-/* Stand in a tier's queue. Returns when the bytes are there. */
-static double stand_in(struct sim *sim, uint32_t request, double now, uint32_t tier,
-                       uint32_t blocks, double rate, double *free_s)
+/* Stand in a tier's queue, until `deadline` at most. *blocks: how many come by then. Returns when
+ * the last of them is there, or when time is up. */
+static double stand_in(struct sim *sim, uint32_t request, double now, double deadline,
+                       uint32_t tier, uint32_t *blocks, double rate, double *free_s)
 {
     struct prompt *prompt = &sim->prompts[request];
-    double begin = KVT_MAX(now, *free_s);
-    double bytes = blocks * sim->world->block_bytes;
+    double begin = KVT_MAX(now, *free_s), latency = sim->world->latency_s[tier];
+    double each = sim->world->block_bytes / rate * luck(sim, request, tier);
+    double end = begin + *blocks * each, until = KVT_MAX(deadline - latency, begin);
 
-    prompt->queued[tier] = (begin - now) * rate;
-    *free_s = begin + bytes / rate * luck(sim, request, tier);
-    prompt->took[tier] = *free_s + sim->world->latency_s[tier] - now;
-    return now + prompt->took[tier];
+    prompt->asked[of_tier(tier)] = *blocks;
+    prompt->queued[of_tier(tier)] = (begin - now) * rate;
+    if (end > until) {
+        *blocks = (uint32_t)((until - begin) / each);
+        end = until;
+    }
+    *free_s = end; /* the drive is not held up by what nobody waits for */
+    double there = KVT_MIN(end + latency, KVT_MAX(deadline, now));
+    prompt->took[of_tier(tier)] = there - now;
+    return there;
 }
 
 static uint32_t nearest_link(const struct sim *sim)
@@ -144,17 +161,16 @@ static uint32_t nearest_link(const struct sim *sim)
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
-/* Blocks to load, from the front on. */
+/* Which blocks to load. */
 static int plan_blocks(struct sim *sim, uint32_t request, double now, uint32_t front, uint32_t dram,
-                       uint32_t disk, uint32_t *count)
+                       uint32_t disk, struct kvt_plan *plan)
 {
     const struct replay_world *world = sim->world;
     double link_free = sim->link_free_s[nearest_link(sim)];
-    struct kvt_plan plan = {.struct_size = sizeof(plan)};
     struct kvt_decide query = {.block_tokens = sim->trace->block_tokens,
                                .prompt_tokens = sim->trace->requests[request].tokens,
                                .block_bytes = world->block_bytes,
-                               .cut = KVT_PLAN_CUT_NONE};
+                               .cut = sim->planner->cut};
 
     if (front > 0)
         query.runs[query.run_count++] =
@@ -167,10 +183,55 @@ static int plan_blocks(struct sim *sim, uint32_t request, double now, uint32_t f
     query.queued[KVT_TIER_DISK] = KVT_MAX(sim->disk_free_s - now, 0) * drive_rate(world, now);
     double busy = sim->waiting.count > 0 ? 1 : 1 - (double)sim->idle / world->engines;
     query.lambda = sim->planner->lambda * busy;
-    int rc = kvt_decide(&query, &sim->models, &plan);
-    *count = (uint32_t)plan.count;
-    sim->out->reasons[plan.reason]++;
+    int rc = kvt_decide(&query, &sim->models, plan);
+    sim->out->reasons[plan->reason]++;
     return rc;
+}
+
+/* How many of the first `run` blocks have been computed by now. Those that the store has not are
+ * computed by this request. */
+static uint32_t ready_run(struct sim *sim, uint32_t request, double now, uint32_t run)
+{
+    const struct replay_request *r = &sim->trace->requests[request];
+    uint32_t ready = 0, known = KVT_MIN(run, r->count);
+
+    while (ready < known && sim->ready_s[r->ranks[ready]] <= now)
+        ready++;
+    for (uint32_t i = run; i < r->count; i++)
+        sim->ready_s[r->ranks[i]] = INFINITY;
+    sim->out->pending += known - ready;
+    return ready == known ? run : ready;
+}
+
+/* Blocks [from, to): those before `front` are in DRAM, and `disk` of the ones up to `all`, evenly
+ * spread, on disk. Returns how many are on disk. */
+static uint32_t on_disk(uint32_t from, uint32_t to, uint32_t front, uint32_t all, uint32_t disk)
+{
+    uint64_t within = KVT_MAX(to, front) - KVT_MAX(from, front);
+
+    return all > front ? (uint32_t)(within * disk / (all - front)) : 0;
+}
+
+/* Its load begins. Returns when it is there, or cut off. */
+static double begin_load(struct sim *sim, uint32_t request, double now, double deadline)
+{
+    struct prompt *prompt = &sim->prompts[request];
+    uint32_t dram = prompt->dram, disk = prompt->disk;
+    double there = now, then;
+
+    if (prompt->dram)
+        there = stand_in(sim, request, now, deadline, KVT_TIER_DRAM, &prompt->dram,
+                         sim->world->rate[KVT_TIER_DRAM], &sim->link_free_s[nearest_link(sim)]);
+    if (prompt->disk) {
+        then = stand_in(sim, request, now, deadline, KVT_TIER_DISK, &prompt->disk,
+                        drive_rate(sim->world, now), &sim->disk_free_s);
+        there = KVT_MAX(there, then);
+    }
+    /* A block is of use when all before it have come: what is in DRAM stands in front, about. */
+    if (prompt->dram < dram)
+        prompt->disk = 0;
+    sim->out->late += prompt->dram < dram || prompt->disk < disk;
+    return there;
 }
 
 static int arrive(struct sim *sim, uint32_t request, double now)
@@ -178,82 +239,100 @@ static int arrive(struct sim *sim, uint32_t request, double now)
     const struct replay_hits *hits = &sim->hits[request];
     struct prompt *prompt = &sim->prompts[request];
     uint32_t usable = (sim->trace->requests[request].tokens - 1) / sim->trace->block_tokens;
-    uint32_t front = KVT_MIN(hits->front, usable), count = 0;
-    uint32_t all = KVT_MIN(hits->dram + hits->disk, usable);
+    uint32_t run = ready_run(sim, request, now, hits->dram + hits->disk);
+    uint32_t all = KVT_MIN(run, usable), front = KVT_MIN(hits->front, all);
     /* where the run is cut short, its end is: on disk as often as the rest of it */
-    uint32_t behind = hits->dram + hits->disk - hits->front;
-    uint32_t disk = behind ? (uint32_t)((uint64_t)(all - front) * hits->disk / behind) : 0;
+    uint32_t disk = on_disk(front, all, hits->front, hits->dram + hits->disk, hits->disk);
+    struct kvt_plan plan = {.struct_size = sizeof(plan)};
     int rc = 0;
 
     prompt->came_s = now;
     if (sim->way == REPLAY_ALWAYS_LOAD)
-        count = all;
+        plan.count = all;
     else if (sim->way == REPLAY_KVTIER)
-        rc = plan_blocks(sim, request, now, front, all - disk, disk, &count);
-    uint32_t mixed = all > front ? all - front : 0;
-    if (count > front && mixed > 0)
-        prompt->disk = (uint32_t)((uint64_t)(count - front) * disk / mixed);
-    prompt->dram = count - prompt->disk;
-    double there = now;
-    if (prompt->dram)
-        there = stand_in(sim, request, now, KVT_TIER_DRAM, prompt->dram,
-                         sim->world->rate[KVT_TIER_DRAM], &sim->link_free_s[nearest_link(sim)]);
-    if (prompt->disk) {
-        double then = stand_in(sim, request, now, KVT_TIER_DISK, prompt->disk,
-                               drive_rate(sim->world, now), &sim->disk_free_s);
-        there = KVT_MAX(there, then);
-    }
+        rc = plan_blocks(sim, request, now, front, all - disk, disk, &plan);
+    uint32_t to = (uint32_t)(plan.first + plan.count);
+    prompt->first = (uint32_t)plan.first;
+    prompt->disk = on_disk(prompt->first, to, front, all, disk);
+    prompt->dram = (uint32_t)plan.count - prompt->disk;
+    prompt->there_s =
+        begin_load(sim, request, now, plan.deadline_s > 0 ? now + plan.deadline_s : INFINITY);
     sim->out->loaded_dram += prompt->dram;
     sim->out->loaded_disk += prompt->disk;
     sim->out->from_disk[request] = prompt->disk;
-    heap_push(&sim->events, (struct event){there, request, EVENT_LOADED});
+    sim->out->asked_disk[request] = prompt->asked[of_tier(KVT_TIER_DISK)];
+    heap_push(&sim->events, (struct event){prompt->there_s, request, EVENT_LOADED});
+    if (prompt->first > 0)
+        heap_push(&sim->waiting, (struct event){now, request, 0});
     return rc;
 }
 
-/* What the load took is told to the models. Observations are refused where they are none. */
+/* What the load took is told to the models, as the library does it: of one that was cut off, what
+ * came of it; when that is nothing, all of it in twice the time. Refused where it is none. */
 static void loaded(struct sim *sim, uint32_t request)
 {
     const struct prompt *prompt = &sim->prompts[request];
-    const uint32_t blocks[KVT_PLAN_TIERS] = {
-        [KVT_TIER_DRAM] = prompt->dram, [KVT_TIER_DISK] = prompt->disk};
+    const uint32_t blocks[2] = {prompt->dram, prompt->disk};
 
     for (uint32_t tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
-        if (!blocks[tier])
+        uint32_t i = of_tier(tier), came = blocks[i] ? blocks[i] : prompt->asked[i];
+        if (!came)
             continue;
         int rc =
-            kvt_tier_observe(&sim->tiers[tier], (uint64_t)(blocks[tier] * sim->world->block_bytes),
-                             (uint64_t)prompt->queued[tier], prompt->took[tier]);
+            kvt_tier_observe(&sim->tiers[tier], (uint64_t)(came * sim->world->block_bytes),
+                             (uint64_t)prompt->queued[i], prompt->took[i] * (blocks[i] ? 1 : 2));
         (void)rc;
     }
-    heap_push(&sim->waiting, (struct event){prompt->came_s, request, 0});
+    if (prompt->first == 0)
+        heap_push(&sim->waiting, (struct event){prompt->came_s, request, 0});
+}
+
+/* An engine takes the prompt: for how long? One that computes beside the load goes on from both
+ * ends until they meet; that is no later than when it would have computed all of it. */
+static double computing(struct sim *sim, uint32_t request, double now)
+{
+    struct prompt *prompt = &sim->prompts[request];
+    double unit = sim->trace->block_tokens, by = luck(sim, request, 7);
+    double head = prompt->first * unit, behind = head + (prompt->dram + prompt->disk) * unit;
+    double tokens = sim->trace->requests[request].tokens;
+
+    prompt->head_s = compute_seconds(sim->world, head, 0) * by;
+    prompt->tail_s = compute_seconds(sim->world, tokens - behind, behind) * by;
+    if (prompt->first == 0)
+        return prompt->tail_s;
+    return KVT_MIN(KVT_MAX(prompt->head_s, prompt->there_s - now) + prompt->tail_s,
+                   compute_seconds(sim->world, tokens, 0) * by);
 }
 
 static void start_engines(struct sim *sim, double now)
 {
     while (sim->idle > 0 && sim->waiting.count > 0) {
         uint32_t request = heap_pop(&sim->waiting).request;
-        struct prompt *prompt = &sim->prompts[request];
-        double cached = (double)(prompt->dram + prompt->disk) * sim->trace->block_tokens;
-        double tokens = sim->trace->requests[request].tokens - cached;
+        double seconds = computing(sim, request, now);
 
-        prompt->computing_s = compute_seconds(sim->world, tokens, cached) * luck(sim, request, 7);
-        sim->out->engine_s += prompt->computing_s;
+        sim->out->engine_s += seconds;
         sim->idle--;
-        heap_push(&sim->events, (struct event){now + prompt->computing_s, request, EVENT_COMPUTED});
+        heap_push(&sim->events, (struct event){now + seconds, request, EVENT_COMPUTED});
     }
 }
 
 static void computed(struct sim *sim, uint32_t request, double now)
 {
     const struct prompt *prompt = &sim->prompts[request];
-    uint64_t cached = (uint64_t)(prompt->dram + prompt->disk) * sim->trace->block_tokens;
-    int rc = kvt_prefill_observe(&sim->prefill, sim->trace->requests[request].tokens - cached,
-                                 cached, prompt->computing_s);
+    const struct replay_request *r = &sim->trace->requests[request];
+    uint64_t head = (uint64_t)prompt->first * sim->trace->block_tokens;
+    uint64_t behind = head + (uint64_t)(prompt->dram + prompt->disk) * sim->trace->block_tokens;
+    int rc = 0;
 
+    if (head)
+        rc = kvt_prefill_observe(&sim->prefill, head, 0, prompt->head_s);
+    if (!rc)
+        rc = kvt_prefill_observe(&sim->prefill, r->tokens - behind, behind, prompt->tail_s);
     (void)rc;
+    for (uint32_t i = 0; i < r->count; i++)
+        sim->ready_s[r->ranks[i]] = KVT_MIN(sim->ready_s[r->ranks[i]], now);
     sim->idle++;
     sim->out->ttft_s[request] = now - prompt->came_s;
-    sim->out->end_s = KVT_MAX(sim->out->end_s, now);
 }
 
 /* ---- beginning and end ----------------------------------------------------------------------- */
@@ -327,18 +406,23 @@ int replay_sim(const struct replay_trace *trace, const struct replay_hits *hits,
         sim->waiting.events = calloc(trace->count + 1, sizeof(struct event));
         sim->prompts = calloc(trace->count + 1, sizeof(*sim->prompts));
         sim->link_free_s = calloc(world->engines, sizeof(double));
+        sim->ready_s = calloc(trace->distinct + 1, sizeof(double));
         out->ttft_s = calloc(trace->count + 1, sizeof(double));
         out->from_disk = calloc(trace->count + 1, sizeof(*out->from_disk));
+        out->asked_disk = calloc(trace->count + 1, sizeof(*out->asked_disk));
         if (!sim->events.events || !sim->waiting.events || !sim->prompts || !sim->link_free_s ||
-            !out->ttft_s || !out->from_disk)
+            !sim->ready_s || !out->ttft_s || !out->from_disk || !out->asked_disk)
             rc = -1;
     }
+    for (uint64_t i = 0; !rc && i < trace->distinct; i++)
+        sim->ready_s[i] = INFINITY;
     if (!rc)
         rc = run_events(sim);
     free(sim->events.events);
     free(sim->waiting.events);
     free(sim->prompts);
     free(sim->link_free_s);
+    free(sim->ready_s);
     free(sim);
     return rc;
 }
@@ -347,6 +431,7 @@ void replay_outcome_free(struct replay_outcome *outcome)
 {
     free(outcome->ttft_s);
     free(outcome->from_disk);
+    free(outcome->asked_disk);
     memset(outcome, 0, sizeof(*outcome));
 }
 

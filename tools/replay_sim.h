@@ -2,9 +2,11 @@
  *
  * Requests arrive at the times of the trace. Each is planned when it arrives: what it loads stands
  * in the queue of a tier (one drive, a link to DRAM for each engine), and once that is there the
- * first engine that is free computes the rest. The world's rates are hidden from the plan: its
- * models begin with wrong start values and learn from what loads and prefills took, as those of the
- * library do. Tools only. Threads: one.
+ * first engine that is free computes the rest. A load has the plan's deadline: what has come by
+ * then is used, and the drive turns to the next one. Where engines can, they compute the beginning
+ * while the end is loaded. Blocks that another request is still computing are not there yet. The
+ * world's rates are hidden from the plan: its models begin with wrong start values and learn from
+ * what loads and prefills took, as those of the library do. Tools only. Threads: one.
  */
 #ifndef KVT_TOOLS_REPLAY_SIM_H
 #define KVT_TOOLS_REPLAY_SIM_H
@@ -29,17 +31,19 @@ struct replay_world {
 struct replay_planner {
     double priors; /* start values: tiers so many times too fast, computing as much too slow */
     double lambda; /* seconds of waiting that a second of a busy engine is worth */
+    int cut;       /* enum kvt_plan_cut: NONE, or OVERLAP: engines compute beside the load */
 };
 
 struct replay_outcome {
     double *ttft_s;       /* of each request; owned */
     double engine_s;      /* computed, all engines together */
-    double end_s;         /* the last first token, after the first arrival */
     uint64_t loaded_dram; /* blocks */
     uint64_t loaded_disk;
+    uint64_t pending; /* blocks that the store would have had, and that were still being computed */
+    uint64_t late;    /* loads that were cut off */
     uint64_t reasons[KVT_PLAN_OFF + 1]; /* plans, by enum kvt_plan_reason */
-    /* For tests: of each request, blocks loaded from disk; owned. */
-    uint32_t *from_disk;
+    /* For tests: of each request, blocks loaded from disk, and those that were to be; owned. */
+    uint32_t *from_disk, *asked_disk;
 };
 
 /* hits: of each request of the trace. 0; -1 no memory; KVT_E_INVAL a world that makes no sense. */

@@ -2,7 +2,9 @@
  * list that is searched from end to end gives; requests wait for each other as they would, by hand;
  * the plan finds the hidden rates out: with start values four times off, either way, and times that
  * vary, it is about as good as the better of always loading and never, over a grid of drives; a
- * drive that becomes 20 times slower is left alone within 20 loads, and used again when it is well.
+ * drive that becomes 20 times slower is left alone within 20 loads, and used again when it is well;
+ * blocks that are still being computed are not there yet; a load that is late is cut off, and what
+ * came of it used; computing beside the load is faster than either alone.
  * Method: made traces, a naive second implementation, closed formulas. The seed is printed.
  */
 #include <setjmp.h>
@@ -198,6 +200,46 @@ static void loads_stand_in_line(void **state)
     replay_trace_free(&trace);
 }
 
+/* Four requests of the same 16 blocks and another one that has them no longer. */
+static void what_is_being_computed_is_not_there_yet(void **state)
+{
+    (void)state;
+    enum { COUNT = 5, BLOCKS = 16 };
+    static const int64_t at[COUNT] = {0, 100, 5000, 9000, 9100};
+    /* the store, in the order of arrival: the last but one finds nothing, they had been evicted */
+    static const struct replay_hits hits[COUNT] = {
+        {0, 0, 0}, {BLOCKS, 0, BLOCKS}, {BLOCKS, 0, BLOCKS}, {4, 0, 4}, {BLOCKS, 0, BLOCKS}};
+    static uint32_t ranks[BLOCKS];
+    struct replay_trace trace;
+    struct replay_outcome out;
+    struct replay_world w = world();
+    double n = BLOCKS * 512, rest = 100;
+    double whole = (n + rest) * w.prefill_a + (n + rest) * (n + rest) * w.prefill_b;
+    double tail = rest * w.prefill_a + rest * (rest + 2 * n) * w.prefill_b;
+    fixed_trace(&trace, COUNT, at, BLOCKS * 512 + 100);
+    trace.distinct = BLOCKS;
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        ranks[i] = i;
+    for (size_t i = 0; i < COUNT; i++) {
+        trace.requests[i].ranks = ranks;
+        trace.requests[i].count = BLOCKS;
+    }
+    w.engines = COUNT;
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_ALWAYS_LOAD, &w, &fair, &out), 0);
+    double load = BLOCKS * w.block_bytes / w.rate[KVT_TIER_DRAM] + w.latency_s[KVT_TIER_DRAM];
+    close_to(out.ttft_s[0], whole);
+    close_to(out.ttft_s[1], whole); /* the first one is at it */
+    close_to(out.ttft_s[2], load + tail);
+    assert_true(out.ttft_s[3] > load + tail && out.ttft_s[3] < whole);
+    /* four of them had been there all the time */
+    close_to(out.ttft_s[4], out.ttft_s[3]);
+    assert_int_equal(out.pending, BLOCKS + BLOCKS - 4);
+    replay_outcome_free(&out);
+    for (size_t i = 0; i < COUNT; i++)
+        trace.requests[i].ranks = NULL; /* not of the heap */
+    replay_trace_free(&trace);
+}
+
 /* ---- the plan -------------------------------------------------------------------------------- */
 
 static double mean(const struct replay_outcome *out, size_t from, size_t count)
@@ -281,13 +323,13 @@ static void a_collapse_is_noticed_and_so_is_its_end(void **state)
     /* 16 blocks take 0.14 s, 2.8 s while it is slow; computing them 0.9 s */
     size_t loads = 0, back = 0, last = 0, fast = 0;
     for (size_t i = 400; i < 500; i++)
-        fast += out.from_disk[i] == 16;
+        fast += out.asked_disk[i] == 16;
     for (size_t i = 500; i < 1000; i++) {
-        loads += out.from_disk[i] == 16;
-        last = out.from_disk[i] == 16 ? i : last;
+        loads += out.asked_disk[i] == 16;
+        last = out.asked_disk[i] == 16 ? i : last;
     }
     for (size_t i = 1000; i < COUNT; i++)
-        if (out.from_disk[i] == 16)
+        if (out.asked_disk[i] == 16)
             back = back ? back : i;
     size_t probes = 0;
     for (size_t i = 1000; i < back; i++)
@@ -300,6 +342,72 @@ static void a_collapse_is_noticed_and_so_is_its_end(void **state)
     assert_true(back > 0 && probes <= 20);
     assert_int_equal(out.from_disk[COUNT - 1], 16);
     replay_outcome_free(&out);
+    replay_trace_free(&trace);
+}
+
+/* A plan that believes a drive to be four times as fast as it is, and the engine to be four times
+ * as slow: the deadline bounds what that costs, and the drive is free for the next one. */
+static void what_is_late_is_cut_off(void **state)
+{
+    (void)state;
+    static const int64_t at[] = {0, 3600};
+    static const struct replay_hits hits[] = {{0, 16, 0}, {0, 1, 0}};
+    const struct replay_planner wrong = {.priors = 4, .lambda = 1};
+    struct replay_trace trace;
+    struct replay_outcome out;
+    struct replay_world w = world();
+    w.rate[KVT_TIER_DISK] = 1e8;
+    w.engines = 2;
+    fixed_trace(&trace, 2, at, 16 * 512 + 100);
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_ALWAYS_LOAD, &w, &wrong, &out), 0);
+    double waited = out.ttft_s[0], queued = out.ttft_s[1];
+    assert_int_equal(out.late, 0);
+    replay_outcome_free(&out);
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_KVTIER, &w, &wrong, &out), 0);
+    print_message("           %.3f s instead of %.3f s, %u of 16 blocks had come\n", out.ttft_s[0],
+                  waited, out.from_disk[0]);
+    assert_int_equal(out.late, 1);
+    assert_true(out.from_disk[0] > 4 && out.from_disk[0] < 16);
+    double rest = 16 * 512 + 100 - 512.0 * out.from_disk[0];
+    double compute =
+        rest * w.prefill_a + rest * (rest + 2 * 512.0 * out.from_disk[0]) * w.prefill_b;
+    double there = out.ttft_s[0] - compute; /* the deadline: no block more would have come */
+    assert_true(there >= out.from_disk[0] * 0.44);
+    assert_true(there < (out.from_disk[0] + 1) * 0.44 + 0.002);
+    assert_true(out.ttft_s[0] < waited && out.ttft_s[1] < queued);
+    replay_outcome_free(&out);
+    replay_trace_free(&trace);
+}
+
+static void both_ends_are_faster_than_one(void **state)
+{
+    (void)state;
+    static const int64_t at[] = {0};
+    static const struct replay_hits hits[] = {{0, 16, 0}};
+    const struct replay_planner both = {.priors = 1, .lambda = 0, .cut = KVT_PLAN_CUT_OVERLAP};
+    struct replay_trace trace;
+    struct replay_outcome out[REPLAY_WAYS];
+    struct replay_world w = world();
+    double tokens = 16 * 512 + 100;
+    w.rate[KVT_TIER_DISK] = 16 * 44e6 / (tokens * w.prefill_a + tokens * tokens * w.prefill_b);
+    fixed_trace(&trace, 1, at, 16 * 512 + 100);
+    for (int way = 0; way < REPLAY_WAYS; way++)
+        assert_int_equal(replay_sim(&trace, hits, (enum replay_way)way, &w, &both, &out[way]), 0);
+    double best = fmin(out[REPLAY_RECOMPUTE].ttft_s[0], out[REPLAY_ALWAYS_LOAD].ttft_s[0]);
+    print_message("           %.3f s, the better of both alone %.3f s\n", out[0].ttft_s[0], best);
+    assert_int_equal(out[0].reasons[KVT_PLAN_CUT], 1);
+    assert_true(out[0].ttft_s[0] < 0.65 * best);
+    assert_true(out[0].from_disk[0] > 4 && out[0].from_disk[0] < 12);
+    assert_true(out[0].engine_s < out[REPLAY_RECOMPUTE].engine_s);
+    /* a drive that stands still: the engine has computed all by itself, no later */
+    w.slow = 1000;
+    w.slow_to_s = 1000;
+    struct replay_outcome slow;
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_KVTIER, &w, &both, &slow), 0);
+    close_to(slow.ttft_s[0], out[REPLAY_RECOMPUTE].ttft_s[0]);
+    replay_outcome_free(&slow);
+    for (int way = 0; way < REPLAY_WAYS; way++)
+        replay_outcome_free(&out[way]);
     replay_trace_free(&trace);
 }
 
@@ -364,6 +472,9 @@ int main(void)
         cmocka_unit_test(least_recently_used_is_that),
         cmocka_unit_test(requests_wait_for_each_other),
         cmocka_unit_test(loads_stand_in_line),
+        cmocka_unit_test(what_is_being_computed_is_not_there_yet),
+        cmocka_unit_test(what_is_late_is_cut_off),
+        cmocka_unit_test(both_ends_are_faster_than_one),
         cmocka_unit_test(hidden_rates_are_found_out),
         cmocka_unit_test(a_collapse_is_noticed_and_so_is_its_end),
         cmocka_unit_test(worlds_that_make_no_sense_are_refused),

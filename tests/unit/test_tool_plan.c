@@ -345,6 +345,84 @@ static void windows_and_states_are_not_full_attention(void **state)
     assert_non_null(strstr(run.out, "52 of the layers see the last 1024 tokens"));
 }
 
+/* Configurations as they are published, cut down to what is read. */
+static void families_of_models(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int full, windows;
+        double window, layer; /* tokens; bytes a token and layer */
+    } cases[] = {
+        {"{\"model_type\": \"llama\", \"hidden_size\": 4096, \"num_attention_heads\": 32, "
+         "\"num_hidden_layers\": 32, \"num_key_value_heads\": 8}",
+         32, 0, 0, 4096},
+        {"{\"model_type\": \"qwen3\", \"head_dim\": 128, \"hidden_size\": 5120, "
+         "\"max_window_layers\": 64, \"num_attention_heads\": 64, \"num_hidden_layers\": 64, "
+         "\"num_key_value_heads\": 8, \"sliding_window\": null, \"use_sliding_window\": false}",
+         64, 0, 0, 4096},
+        {"{\"model_type\": \"qwen2\", \"hidden_size\": 3584, \"max_window_layers\": 28, "
+         "\"num_attention_heads\": 28, \"num_hidden_layers\": 28, \"num_key_value_heads\": 4, "
+         "\"sliding_window\": 131072, \"use_sliding_window\": false}",
+         28, 0, 0, 2048},
+        {"{\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", "
+         "\"head_dim\": 128, \"hidden_size\": 5376, \"num_attention_heads\": 32, "
+         "\"num_hidden_layers\": 62, \"num_key_value_heads\": 16, \"sliding_window\": 1024}}",
+         10, 52, 1024, 8192},
+        {"{\"model_type\": \"gemma3\", \"text_config\": {\"model_type\": \"gemma3_text\", "
+         "\"hidden_size\": 2560, \"num_hidden_layers\": 34, \"sliding_window\": 1024}}",
+         5, 29, 1024, 4096},
+        {"{\"model_type\": \"gemma3_text\", \"_sliding_window_pattern\": 6, \"head_dim\": 256, "
+         "\"num_attention_heads\": 4, \"num_hidden_layers\": 26, \"num_key_value_heads\": 1, "
+         "\"sliding_window\": 512}",
+         4, 22, 512, 1024},
+        {"{\"model_type\": \"deepseek_v3\", \"kv_lora_rank\": 512, \"num_attention_heads\": 128, "
+         "\"num_hidden_layers\": 61, \"num_key_value_heads\": 128, \"qk_nope_head_dim\": 128, "
+         "\"qk_rope_head_dim\": 64, \"v_head_dim\": 128}",
+         61, 0, 0, 1152},
+        {"{\"model_type\": \"gpt_oss\", \"head_dim\": 64, \"hidden_size\": 2880, "
+         "\"layer_types\": [\"sliding_attention\", \"full_attention\", \"sliding_attention\", "
+         "\"full_attention\", \"sliding_attention\", \"full_attention\"], "
+         "\"num_attention_heads\": 64, \"num_hidden_layers\": 6, \"num_key_value_heads\": 8, "
+         "\"sliding_window\": 128}",
+         3, 3, 128, 2048},
+        {"{\"model_type\": \"mistral\", \"hidden_size\": 4096, \"num_attention_heads\": 32, "
+         "\"num_hidden_layers\": 32, \"num_key_value_heads\": 8, \"sliding_window\": 4096}",
+         0, 32, 4096, 4096},
+        {"{\"model_type\": \"mistral\", \"head_dim\": 128, \"hidden_size\": 5120, "
+         "\"num_attention_heads\": 32, \"num_hidden_layers\": 40, \"num_key_value_heads\": 8, "
+         "\"sliding_window\": null}",
+         40, 0, 0, 4096},
+        {"{\"model_type\": \"cohere2\", \"head_dim\": 128, \"num_attention_heads\": 32, "
+         "\"num_hidden_layers\": 32, \"num_key_value_heads\": 8, \"sliding_window\": 4096}",
+         8, 24, 4096, 4096},
+        {"{\"model_type\": \"exaone4\", \"head_dim\": 128, \"num_attention_heads\": 40, "
+         "\"num_hidden_layers\": 64, \"num_key_value_heads\": 8, \"sliding_window\": 4096, "
+         "\"sliding_window_pattern\": \"LLLG\"}",
+         16, 48, 4096, 4096},
+        /* a type that nobody knows: never less than it may take */
+        {"{\"model_type\": \"brand_new\", \"head_dim\": 128, \"num_hidden_layers\": 8, "
+         "\"num_key_value_heads\": 8, \"sliding_window\": 4096}",
+         8, 0, 0, 4096},
+        {"{\"head_dim\": 128, \"num_hidden_layers\": 8, \"num_key_value_heads\": 8, "
+         "\"sliding_window\": 4096, \"sliding_window_pattern\": \"GLX\"}",
+         8, 0, 0, 4096},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const double context = 32768;
+        TOOL("--config", file("config.json", cases[i].text), "--prefill", "9000", "--json");
+        json_t *document = json();
+        print_message("           %zu: %s\n", i,
+                      json_string_value(json_object_get(document, "note")));
+        near(number(document, "layers", "all"), cases[i].full + cases[i].windows);
+        near(number(document, "layers", "window"), cases[i].windows);
+        near(number(document, "bytes_per_token", "bf16"),
+             cases[i].layer * (cases[i].full * context + cases[i].windows * cases[i].window) /
+                 context);
+        json_decref(document);
+    }
+}
+
 /* A window's blocks are stored as they pass: drives and prices see all layers. */
 static void what_is_stored_is_all_of_it(void **state)
 {
@@ -444,6 +522,7 @@ int main(void)
         cmocka_unit_test(a_users_file_adds_and_replaces),
         cmocka_unit_test(bad_data_is_named),
         cmocka_unit_test(a_config_json_is_a_model),
+        cmocka_unit_test(families_of_models),
         cmocka_unit_test(windows_and_states_are_not_full_attention),
         cmocka_unit_test(what_is_stored_is_all_of_it),
         cmocka_unit_test(what_a_config_lacks_is_named),
