@@ -5,7 +5,7 @@
 #   test-engines.sh [PYTEST-ARGUMENTS]
 # KVTIER_CACHE_DIR: where environments and models are kept (scripts/cache.sh). What cannot be installed
 # here (no network, no pip, no such platform) is skipped and said, unless KVT_REQUIRE names it
-# (transformers,llama-cpp-python,model,vllm); a failing test always fails.
+# (transformers,llama-cpp-python,model,vllm,sglang,lmcache); a failing test always fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/cache.sh
@@ -47,6 +47,19 @@ environment() { # NAME PYTHON FUNCTION FILE...: sets $env
 pip_install() { # into $env
     run_logged "$work" "installing packages" "$env/bin/python" -m pip install --quiet \
         --disable-pip-version-check "$@"
+}
+
+# Packages beside those of an environment, of which they need some: a folder for PYTHONPATH, kept as
+# environments are. They are not installed into it, since vLLM is another one when they are there.
+overlay() { # NAME ENVIRONMENT LOCK: sets $beside
+    local key
+    key=$({ "$2/bin/python" -VV; cat "$3"; echo "$recipe"; } | sha256sum | cut -c1-12)
+    beside=$cache/python-$1-$key
+    [ ! -e "$beside/complete" ] || return 0
+    rm -rf "$cache/python-$1-"*
+    run_logged "$work" "installing packages for $1" "$2/bin/python" -m pip install --quiet \
+        --disable-pip-version-check --no-deps --no-compile --target "$beside" -r "$3" &&
+        touch "$beside/complete"
 }
 
 fill_build() { pip_install "scikit-build-core>=0.10,<2" "pytest>=7"; }
@@ -106,7 +119,7 @@ run_tests() { # LABEL ENVIRONMENT PYTEST-ARGUMENTS...: one line of summary
 }
 
 # ---- the core, by each Python that is here: the same wheel ----
-core=(test_abi.py test_core.py test_doctor.py test_docs.py test_daemon.py)
+core=(test_abi.py test_core.py test_doctor.py test_docs.py test_daemon.py test_pagestore.py)
 for version in 3.10 3.11 3.12 3.13; do
     interpreter=
     for candidate in "python$version" "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python; do
@@ -140,9 +153,19 @@ else
     case ${KVT_REQUIRE:-} in *transformers* | *llama*) failed=1 ;; esac
 fi
 if environment vllm "$python" fill_vllm tests/python/vllm.lock tests/python/cuda_stubs.py; then
-    run_tests "vLLM" "$env" test_vllm.py "$@"
+    vllm_env=$env
+    run_tests "vLLM" "$vllm_env" test_vllm.py "$@"
+    run_tests "vLLM's tiering manager" "$vllm_env" test_vllm_tier.py "$@"
+    for name in sglang lmcache; do
+        if overlay $name "$vllm_env" tests/python/$name.lock; then
+            PYTHONPATH=$beside run_tests $name "$vllm_env" test_$name.py "$@"
+        else
+            note "SKIPPED $name: it cannot be installed here: $(tail -n 1 "$work")"
+            case ${KVT_REQUIRE:-} in *$name*) failed=1 ;; esac
+        fi
+    done
 else
-    note "SKIPPED vLLM: it cannot be installed here: $(tail -n 1 "$work")"
-    case ${KVT_REQUIRE:-} in *vllm*) failed=1 ;; esac
+    note "SKIPPED vLLM, its tiering manager, SGLang and LMCache: vLLM cannot be installed here: $(tail -n 1 "$work")"
+    case ${KVT_REQUIRE:-} in *vllm* | *sglang* | *lmcache*) failed=1 ;; esac
 fi
 finish

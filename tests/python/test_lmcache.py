@@ -1,0 +1,218 @@
+"""Goal: as a native_plugin connector of LMCache kvtier keeps chunks, coded or to the byte, finds them
+after a restart, and tells each completion once. Method: LMCache's own adapter over the connector,
+with its keys and memory objects; then the whole of it: `lmcache server`, vLLM on the CPU with
+LMCache's connector, a restart of both (lmcache_child.py)."""
+import json
+import os
+import pathlib
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import SEED, need
+
+need("lmcache", "lmcache")
+import torch  # noqa: E402
+from kvtier import ConfigError, KvtierError, _engines  # noqa: E402
+from kvtier.lmcache import KvtierConnector  # noqa: E402
+
+HERE = pathlib.Path(__file__).parent
+LAYERS, HEADS, DIM, TOKENS = 3, 2, 64, 256
+CHUNK = 2 * LAYERS * TOKENS * HEADS * DIM * 2
+GEOMETRY = {"order": "clthd", "layers": LAYERS, "kv_heads": HEADS, "head_dim": DIM,
+            "dtype": "bfloat16"}
+
+
+def test_contract():
+    """Every name and signature of LMCache that counts here; drift is said here."""
+    assert _engines.get("lmcache").drift() == []
+
+
+def params(where, **more):
+    return {"disk": f"{where}:1GiB", "dram": "32MiB", "threads": 1, "env": "no", **more}
+
+
+def chunk(seed, size=CHUNK):
+    made = torch.randn(size // 2, generator=torch.Generator().manual_seed(SEED + seed))
+    return bytearray(made.to(torch.bfloat16).view(torch.uint8).numpy().tobytes())
+
+
+def names(count, model="org/model", seed=1):
+    draw = random.Random(SEED + seed)
+    return [f"{model}@00000000@0@{draw.randbytes(16).hex()}" for _ in range(count)]
+
+
+def odd(size):
+    """A buffer at an odd address."""
+    return memoryview(bytearray(size + 1))[1:]
+
+
+class Client:
+    """The connector, and the completions that it has told."""
+
+    def __init__(self, where, **more):
+        self.plug = KvtierConnector(**params(where, **more))
+        self.told = {}
+
+    def result(self, number):
+        for _ in range(600):
+            if number in self.told:
+                return self.told.pop(number)
+            if select.select([self.plug.event_fd()], [], [], 0.1)[0]:
+                for told, *rest in self.plug.drain_completions():
+                    assert told not in self.told
+                    self.told[told] = rest
+        raise AssertionError("no completion")
+
+    def set(self, keys, chunks):
+        return self.result(self.plug.submit_batch_set(keys, chunks))
+
+    def get(self, keys, buffers):
+        return self.result(self.plug.submit_batch_get(keys, buffers))
+
+    def exists(self, keys):
+        return self.result(self.plug.submit_batch_exists(keys))[2]
+
+
+@pytest.mark.parametrize("more", [{}, {"geometry": GEOMETRY, "level": "raw"}],
+                         ids=["bytes", "raw"])
+def test_chunks_come_back_to_the_byte_after_a_restart(tmp_path, more):
+    """Of three sizes, one of them odd, out of and into buffers at odd addresses; a look-up before
+    anything was stored or loaded finds them by their sizes."""
+    keys = names(6)
+    want = [chunk(0), chunk(1), chunk(2), chunk(3, CHUNK // 2), bytearray(b"x" * 4001), chunk(5)]
+    client = Client(tmp_path, **more)
+    assert client.exists(keys) == [False] * 6
+    assert client.set(keys, want) == [True, "", [True] * 6]
+    client.plug.close()
+    client = Client(tmp_path, **more)
+    assert client.exists(keys[:3] + names(1, seed=9) + keys[3:]) == [True] * 3 + [False] + \
+        [True] * 3
+    have = [odd(len(data)) for data in want]
+    assert client.get(keys, have) == [True, "", [True] * 6]
+    assert [bytes(h) for h in have] == [bytes(w) for w in want]
+    missing = odd(CHUNK)
+    assert client.get(names(1, seed=9), [missing])[2] == [False] and not any(missing)
+    assert client.get(keys[:1], [odd(777)])[2] == [False]  # no chunk has that size
+    assert client.result(client.plug.submit_batch_delete(keys[:2] + names(1, seed=9)))[2] == \
+        [True, True, False]
+    assert client.exists(keys) == [False] * 2 + [True] * 4
+    client.plug.close()
+
+
+def test_with_a_geometry_chunks_are_coded(tmp_path):
+    client = Client(tmp_path, geometry=GEOMETRY, level="kv4", guard="off")
+    keys, want = names(8), [chunk(i) for i in range(8)]
+    assert client.set(keys, want)[0]
+    client.plug.cache.flush()
+    assert 8 * 0.25 * CHUNK < client.plug.cache.stat("disk.written_bytes") < 8 * 0.31 * CHUNK
+    have = [odd(CHUNK) for _ in keys]
+    assert client.get(keys, have)[2] == [True] * 8
+    for one, other in zip(want, have):
+        a, b = (torch.frombuffer(bytearray(x), dtype=torch.bfloat16).float()
+                for x in (one, other))
+        assert 0 < (a - b).norm() / a.norm() < 0.2
+    other_size = bytearray(b"y" * (CHUNK + 100))
+    assert client.set(names(1, seed=4), [other_size])[0]
+    assert client.get(names(1, seed=4), [back := odd(CHUNK + 100)])[2] == [True]
+    assert bytes(back) == bytes(other_size)
+    client.plug.close()
+
+
+def test_models_salts_and_digests_keep_apart(tmp_path):
+    """LMCache's keys name the model; where the name is a path, the weights there count too."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"one")
+    keys, store = names(2, str(model)), tmp_path / "store"
+    client = Client(store)
+    assert client.set(keys, [chunk(0), chunk(1)])[0]
+    assert client.exists(names(2, "org/other")) == [False] * 2
+    client.plug.close()
+    for more in ({"salt": "tenant"}, {"weights_digest": "v2"}):
+        client = Client(store, **more)
+        assert client.exists(keys) == [False] * 2
+        client.plug.close()
+    (model / "model.safetensors").write_bytes(b"two, of another length")
+    client = Client(store)
+    assert client.exists(keys) == [False] * 2
+    client.plug.close()
+
+
+@pytest.mark.parametrize("more, words", [
+    ({"dissk": "/x:1GiB"}, "'dissk'; did you mean 'disk'"),
+    ({"geometri": {}}, "did you mean 'geometry'"),
+    ({"geometry": {**GEOMETRY, "dtype": "fp8"}}, "'fp8'"),
+    ({"geometry": "auto"}, "must be an object"),
+    ({"level": "kv3"}, "kvtier.lmcache")])
+def test_params_that_make_no_sense_stop_the_start(tmp_path, more, words):
+    with pytest.raises(ConfigError) as error:
+        KvtierConnector(**params(tmp_path, **more))
+    assert words in str(error.value)
+
+
+def test_close_ends_what_was_submitted(tmp_path):
+    client = Client(tmp_path)
+    numbers = [client.plug.submit_batch_set([key], [chunk(i)])
+               for i, key in enumerate(names(20))]
+    client.plug.close()
+    told = client.plug.drain_completions()
+    assert [t[0] for t in told] == numbers and all(t[1] for t in told)
+    client.plug.close()
+    with pytest.raises(KvtierError, match="closed"):
+        client.plug.submit_batch_exists(names(1))
+
+
+def test_what_fails_is_a_completion(tmp_path):
+    client = Client(tmp_path)
+    ok, error, results = client.set(names(2), [chunk(0), bytearray(0)])
+    assert not ok and "1 of 2" in error and results is None
+    client.plug.cache.close()
+    assert client.exists(names(2)) is None
+    assert client.get(names(1), [odd(CHUNK)])[2] in ([False], None)
+    client.plug.close()
+
+
+def test_lmcaches_own_adapter_over_it(tmp_path):
+    """Its factory makes the connector, and its adapter stores, looks up, loads and deletes."""
+    from lmcache.v1.distributed.api import ObjectKey
+    from lmcache.v1.distributed.l2_adapters import native_plugin_l2_adapter as plugin
+    config = plugin.NativePluginL2AdapterConfig.from_dict({
+        "type": "native_plugin", "module_path": "kvtier.lmcache", "class_name": "KvtierConnector",
+        "adapter_params": params(tmp_path)})
+    adapter = plugin._create_native_plugin_l2_adapter(config)
+    assert adapter.report_status()["is_healthy"]
+    keys = [ObjectKey(chunk_hash=bytes([i]) * 32, model_name="org/model", kv_rank=0)
+            for i in range(3)]
+
+    class Memory:
+        def __init__(self, data):
+            self.byte_array = memoryview(data)
+
+    def until(what):
+        for _ in range(600):
+            if (out := what()) not in (None, {}):
+                return out
+            time.sleep(0.1)
+        raise AssertionError("LMCache's adapter does not answer")
+
+    want = [chunk(i) for i in range(3)]
+    adapter.submit_store_task(keys, [Memory(data) for data in want])
+    until(adapter.pop_completed_store_tasks)
+    task = adapter.submit_lookup_and_lock_task(keys, {})
+    found = until(lambda: adapter.query_lookup_and_lock_result(task))
+    assert [found.test(i) for i in range(3)] == [True] * 3
+    have = [bytearray(CHUNK) for _ in keys]
+    load = adapter.submit_load_task(keys, [Memory(data) for data in have])
+    loaded = until(lambda: adapter.query_load_result(load))
+    assert [loaded.test(i) for i in range(3)] == [True] * 3 and have == want
+    adapter.delete(keys[:1])
+    task = adapter.submit_lookup_and_lock_task(keys, {})
+    found = until(lambda: adapter.query_lookup_and_lock_result(task))
+    assert [found.test(i) for i in range(3)] == [False, True, True]
+    adapter.close()
