@@ -32,6 +32,9 @@ need_demo() { # llama.cpp's sources and the model come as packages of PyPI
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     [ -e /etc/ssl/certs/ca-certificates.crt ] || packages+=(ca-certificates)
 }
+need_servers() { # what tests of the shared tier start on loopback; skipped where it is not there
+    have_program redis-server || packages+=(redis-server)
+}
 need_engines() { # an environment of Python for the wheel and the engines
     python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || packages+=(python3-venv)
 }
@@ -48,7 +51,7 @@ case $step in
 build) need_build ;;
 demo) need_build; need_demo ;;
 lint) need_build; need_lint ;;
-test) need_build; need_demo; need_lint ;;
+test) need_build; need_demo; need_lint; need_servers ;;
 engines) need_build; need_demo; need_engines ;;
 *) echo "setup.sh: unknown step '$step': build, demo, lint, test or engines" >&2; exit 2 ;;
 esac

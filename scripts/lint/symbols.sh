@@ -28,7 +28,7 @@ fi
 needed=$(objdump -p "$build/libkvtier.so" | awk '/NEEDED/ {print $2}' | sed 's/\.so.*//' | sort -u)
 while read -r library; do
     case $library in
-    libc | libm | libpthread | libcrypto | libxxhash | liburing | ld-linux-*) ;;
+    libc | libm | libpthread | libcrypto | libssl | libxxhash | liburing | ld-linux-*) ;;
     *) echo "$build/libkvtier.so needs $library"; failed=1 ;;
     esac
 done <<<"$needed"

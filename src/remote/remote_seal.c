@@ -1,0 +1,120 @@
+/* Names, MACs, verification: see remote_seal.h. */
+#include "remote/remote_seal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include "kvtier/error.h"
+
+#define MAC_KEY_MIN 32u
+
+static size_t hex(const uint8_t *bytes, size_t count, char *out)
+{
+    static const char digits[] = "0123456789abcdef";
+
+    for (size_t i = 0; i < count; i++) {
+        out[2 * i] = digits[bytes[i] >> 4];
+        out[2 * i + 1] = digits[bytes[i] & 15];
+    }
+    return 2 * count;
+}
+
+size_t kvt_remote_ns_prefix(const struct kvt_full_key *key, char out[KVT_REMOTE_NAME_BYTES])
+{
+    size_t at = 5;
+
+    memcpy(out, "kvt0:", at);
+    at += hex(key->ns, KVT_NS_BYTES, out + at);
+    out[at++] = ':';
+    out[at] = '\0';
+    return at;
+}
+
+size_t kvt_remote_name(const struct kvt_full_key *key, char out[KVT_REMOTE_NAME_BYTES])
+{
+    size_t at = kvt_remote_ns_prefix(key, out);
+    size_t len = key->hash_len <= KVT_HASH_BYTES_MAX ? key->hash_len : KVT_HASH_BYTES_MAX;
+
+    at += hex(key->hash, len, out + at);
+    at += (size_t)snprintf(out + at, KVT_REMOTE_NAME_BYTES - at, ":%u:%u", (unsigned)key->group,
+                           (unsigned)key->shard);
+    return at;
+}
+
+int kvt_remote_mac_read(const char *path, struct kvt_remote_mac *out, char *error, size_t error_len)
+{
+    struct stat st;
+    ssize_t got = 0;
+    int rc = 0, fd;
+
+    memset(out, 0, sizeof(*out));
+    if (path == NULL)
+        return 0;
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0)
+        rc = -errno;
+    if (rc == 0 && (!S_ISREG(st.st_mode) || (st.st_mode & 077)))
+        rc = -EACCES;
+    if (rc == 0)
+        got = read(fd, out->key, sizeof(out->key));
+    if (fd >= 0)
+        (void)close(fd);
+    if (rc == -EACCES)
+        (void)snprintf(error, error_len,
+                       "remote_mac: %.200s must be a file that only its owner can read: chmod 600",
+                       path);
+    else if (rc != 0)
+        (void)snprintf(error, error_len, "remote_mac: %.200s: %s", path, strerror(-rc));
+    else if (got < (ssize_t)MAC_KEY_MIN) {
+        (void)snprintf(error, error_len,
+                       "remote_mac: %.200s has fewer than %u bytes: head -c 32 /dev/urandom > FILE",
+                       path, MAC_KEY_MIN);
+        rc = KVT_E_CONFIG_VALUE;
+    }
+    if (rc != 0)
+        return rc;
+    out->key_len = (size_t)got;
+    out->on = true;
+    return 0;
+}
+
+bool kvt_remote_mac(const struct kvt_remote_mac *mac, const void *record, uint32_t record_bytes,
+                    uint8_t out[KVT_REMOTE_MAC_BYTES])
+{
+    unsigned len = KVT_REMOTE_MAC_BYTES;
+
+    return HMAC(EVP_sha256(), mac->key, (int)mac->key_len, record, record_bytes, out, &len) !=
+               NULL &&
+           len == KVT_REMOTE_MAC_BYTES;
+}
+
+int kvt_remote_unseal(const struct kvt_remote_mac *mac, const struct kvt_remote_req *req,
+                      const uint8_t *found_mac)
+{
+    struct kvt_record_header *header = req->record;
+    uint8_t wanted[KVT_REMOTE_MAC_BYTES];
+
+    if (mac->on && (!kvt_remote_mac(mac, req->record, req->record_bytes, wanted) ||
+                    CRYPTO_memcmp(wanted, found_mac, sizeof(wanted)) != 0))
+        return KVT_E_CORRUPT;
+    if (kvt_record_verify(req->record, req->record_bytes, req->keys, 0) != 0)
+        return KVT_E_CORRUPT;
+    if (!req->sequence)
+        return 0;
+    if (header->map != req->map &&
+        (header->map < KVT_MAP_MIXED_FIRST || req->map < KVT_MAP_MIXED_FIRST ||
+         kvt_map_id_level(header->map) != kvt_map_id_level(req->map)))
+        return KVT_E_CORRUPT; /* another record than the one that was found */
+    header->sequence = req->sequence;
+    header->map = req->map;
+    header->checksum = kvt_record_checksum(header, req->record_bytes);
+    return 0;
+}
