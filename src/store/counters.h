@@ -10,6 +10,7 @@
     X(lookup_keys, "lookup.keys", "keys asked for by lookups")                                    \
     X(lookup_hits_dram, "lookup.hits_dram", "keys of leading runs found in DRAM")                 \
     X(lookup_hits_disk, "lookup.hits_disk", "keys of leading runs found on disk")                 \
+    X(lookup_hits_remote, "lookup.hits_remote", "keys of leading runs found in the shared tier")  \
     X(lookup_miss_absent, "lookup.miss_absent", "runs ended by an absent block")                  \
     X(lookup_miss_level, "lookup.miss_level", "runs ended by a block below the minimum level")    \
     X(lookup_miss_pending, "lookup.miss_pending", "runs ended by a block being stored")           \
@@ -31,6 +32,7 @@
     X(commit_aborted, "store.aborted", "slots given back uncommitted")                            \
     X(load_granted_dram, "load.granted_dram", "blocks granted from DRAM")                         \
     X(load_granted_disk, "load.granted_disk", "blocks granted from disk")                         \
+    X(load_granted_remote, "load.granted_remote", "blocks granted from the shared tier")          \
     X(load_granted_direct, "load.granted_direct", "blocks granted where they lie on disk")        \
     X(load_miss, "load.miss", "blocks asked for and absent")                                      \
     X(load_miss_pending, "load.miss_pending", "loads ended by a block being stored")              \
@@ -86,6 +88,29 @@
     X(scrub_read_fail, "scrub.read_fail", "of them, records that could not be read")              \
     X(scrub_buried, "scrub.buried", "damaged records that no restart finds again: journaled")     \
     X(scrub_passes, "scrub.passes", "walks over all records that came to their end")              \
+    X(remote_asked, "remote.asked", "keys that the shared tier was asked for by lookups")         \
+    X(remote_found, "remote.found", "of them, those that it had")                                 \
+    X(remote_unknown, "remote.unknown", "of them, those that got no answer: taken for absent")    \
+    X(remote_refused, "remote.refused", "of them, those whose header is not one of ours")         \
+    X(remote_negative, "remote.negative", "keys not asked for: absent there a moment ago")        \
+    X(remote_busy, "remote.busy", "lookups or reads not sent there: too many under way")          \
+    X(remote_lookup_fail, "remote.lookup_fail", "lookups answered without all its answers")       \
+    X(remote_late, "remote.late", "requests given up on: the shared tier hung")                   \
+    X(remote_got, "remote.got", "records read from the shared tier")                              \
+    X(remote_got_bytes, "remote.got_bytes", "bytes of them")                                      \
+    X(remote_get_gone, "remote.gone", "records found there and not there, or others, when read")  \
+    X(remote_get_bad, "remote.bad", "records read there whose bytes, key or MAC did not match")   \
+    X(remote_get_deadline, "remote.deadline", "records not read there in time")                   \
+    X(remote_get_fail, "remote.get_fail", "records not read there: node down, refused, error")    \
+    X(remote_put, "remote.put", "records put there")                                              \
+    X(remote_put_bytes, "remote.put_bytes", "bytes of them")                                      \
+    X(remote_put_exists, "remote.put_exists", "records not put there: somebody else had")         \
+    X(remote_put_gone, "remote.put_gone", "records not put there: they had left DRAM")            \
+    X(remote_put_dropped, "remote.put_dropped", "records not put there: the queue was full")      \
+    X(remote_put_full, "remote.put_full", "records not put there: it has no room")                \
+    X(remote_put_fail, "remote.put_fail", "records not put there: deadline, node down, error")    \
+    X(remote_purged, "remote.purged", "records purged there")                                     \
+    X(remote_purge_fail, "remote.purge_fail", "purges that did not reach all of it")              \
     X(bad_messages, "message.bad", "malformed messages from clients")                             \
     X(off_requests, "off.requests", "requests answered while switched off")
 
@@ -115,7 +140,14 @@
     X(disk_unsaved, "disk.unsaved_blocks", "blocks in DRAM that are on no disk, nor queued")    \
     X(budget_left, "admission.budget_left", "bytes that may be written now; 0 also: no budget") \
     X(disk_direct, "disk.direct", "1 when O_DIRECT is proved and in use")                       \
-    X(namespaces, "index.namespaces", "namespaces known")
+    X(namespaces, "index.namespaces", "namespaces known")                                       \
+    X(remote_queue, "remote.queue", "records that wait to be put to the shared tier")           \
+    X(remote_nodes, "remote.nodes", "nodes of the shared tier that are known")                  \
+    X(remote_nodes_down, "remote.nodes_down", "of them, those that do not answer at present")   \
+    X(remote_connects, "remote.connects", "connections made to them")                           \
+    X(remote_losses, "remote.losses", "connections lost, refused, or given up")                 \
+    X(remote_redirects, "remote.redirects", "answers of a cluster that a key is elsewhere")     \
+    X(remote_auth_fails, "remote.auth_fails", "log-ins refused")
 
 struct kvt_store_stats {
 #define KVT_X(field, name, help) uint64_t field;

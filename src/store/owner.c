@@ -28,6 +28,7 @@
 
 #include "base/checked.h"
 #include "kvtier/error.h"
+#include "remote/remote.h"
 
 #define CLIENTS_MAX KVT_OWNER_CLIENTS_MAX /* the low bits of a client's number */
 #define RECLAIMS_MAX 64u
@@ -297,12 +298,18 @@ static nfds_t poll_set(struct kvt_owner *owner, struct pollfd *fds, nfds_t *own)
         if (fd >= 0)
             fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
     }
+    if (owner->params.remote) {
+        int fd = owner->params.remote->ops->event_fd(owner->params.remote);
+
+        if (fd >= 0)
+            fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
     return count;
 }
 
 static void sleep_until(struct kvt_owner *owner, int64_t when)
 {
-    struct pollfd fds[1 + CLIENTS_MAX + KVT_STORE_ROOTS_MAX];
+    struct pollfd fds[2 + CLIENTS_MAX + KVT_STORE_ROOTS_MAX];
     nfds_t own, count;
     int64_t left = when == INT64_MAX ? 0 : when - kvt_clock_now(&owner->params.clock);
     struct timespec limit;

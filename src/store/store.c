@@ -13,6 +13,7 @@
 
 #include "base/checked.h"
 #include "kvtier/error.h"
+#include "remote/remote.h"
 #include "store/store_impl.h"
 
 #define CLOSE_POLL_MS 5
@@ -38,6 +39,7 @@ static void destroy(struct kvt_store *store)
         kvt_drain_destroy(&store->disks[i]);
     }
     kvt_join_close(store);
+    kvt_l3_destroy(store);
     kvt_scrub_destroy(store);
     kvt_purges_destroy(store);
     kvt_loads_destroy(store);
@@ -73,6 +75,8 @@ static int tables_init(struct kvt_store *store)
         err = kvt_loads_init(store);
     if (!err)
         err = kvt_purges_init(store);
+    if (!err)
+        err = kvt_l3_init(store);
     kvt_slot_list_init(&store->write_queue);
     kvt_reads_init(store);
     return err;
@@ -147,7 +151,7 @@ static int64_t roots_run(struct kvt_store *store)
 
 int64_t kvt_store_run(struct kvt_store *store)
 {
-    int64_t next_run, ttl_run;
+    int64_t next_run, ttl_run, remote_run;
     bool again;
 
     reserve_sequence(store);
@@ -155,7 +159,8 @@ int64_t kvt_store_run(struct kvt_store *store)
     kvt_reads_run(store);
     kvt_admit_run(store);
     ttl_run = kvt_ttl_run(store);
-    next_run = kvt_loads_run(store);
+    remote_run = kvt_l3_run(store);
+    next_run = KVT_MIN(remote_run, kvt_loads_run(store));
     kvt_drains_run(store);
     next_run = KVT_MIN(next_run, kvt_later_run(store));
     next_run = KVT_MIN(next_run, kvt_writes_run(store));
@@ -225,17 +230,24 @@ static bool idle(const struct kvt_store *store)
 
     for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
         waiting = waiting || store->purges[i].used;
-    return !waiting && !store->write_queue.count && !store->writes_going && !store->reads_going;
+    return !waiting && !store->write_queue.count && !store->writes_going && !store->reads_going &&
+           kvt_l3_idle(store);
 }
 
 /* Nothing to wait on tells that there is progress: sleep until a root may have some. */
 static void close_wait(const struct kvt_store *store)
 {
-    struct pollfd fds[KVT_STORE_ROOTS_MAX];
+    struct pollfd fds[KVT_STORE_ROOTS_MAX + 1];
     nfds_t count = 0;
 
     for (uint32_t i = 0; i < store->disk_count; i++) {
         int fd = store->disks[i].io->ops->event_fd(store->disks[i].io);
+
+        if (fd >= 0)
+            fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
+    }
+    if (store->params.remote) {
+        int fd = store->params.remote->ops->event_fd(store->params.remote);
 
         if (fd >= 0)
             fds[count++] = (struct pollfd){.fd = fd, .events = POLLIN};
@@ -258,6 +270,7 @@ void kvt_store_close(struct kvt_store *store, int64_t timeout_ns)
             break;
         close_wait(store);
     }
+    kvt_l3_close(store);
     kvt_flushes_end_all(store, KVT_E_CLOSED);
     kvt_purges_end_all(store, KVT_E_CLOSED);
     kvt_writes_lost_all(store);

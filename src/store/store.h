@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "format/message.h"
 #include "io/io.h"
+#include "remote/remote.h"
 #include "store/counters.h"
 
 struct kvt_store;
@@ -64,6 +65,12 @@ struct kvt_store_params {
     int32_t no_root_status; /* what FLUSH answers while no root is in use; 0: nothing was wanted */
     uint64_t seed;          /* fingerprint secret and others */
     int test_collide; /* enum kvt_index_collide: tests force collisions of the index; else 0 */
+    /* The tier that machines share; NULL: none. The caller's, and in use until close has returned:
+     * nothing of the store is touched by it from then on. */
+    struct kvt_remote *remote;
+    int64_t remote_deadline_ns;  /* of one look-up or one read there */
+    uint64_t remote_queue_bytes; /* records on their way there at a time */
+    int remote_write;            /* enum kvt_remote_write */
     struct kvt_clock clock;
     struct kvt_log log;
     /* Deliver a reply to a client. The message is borrowed during the call. Clients reserve room

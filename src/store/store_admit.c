@@ -77,6 +77,7 @@ void kvt_admit_use(struct kvt_store *store, uint32_t entry)
     if (slot == KVT_INDEX_NONE)
         return;
     s = kvt_slot_at(&store->slots, slot);
+    kvt_l3_offer(store, slot, false);
     if (s->state != KVT_SLOT_VALID || s->write != KVT_SLOT_WRITE_FILTERED)
         return;
     kvt_write_move(store, slot, KVT_SLOT_WRITE_LATER);

@@ -362,6 +362,7 @@ static void publish(struct kvt_store *store, uint32_t slot, uint32_t entry)
         kvt_admit_first(store, slot);
     if (store->disk_count)
         kvt_writes_commit(store, slot);
+    kvt_l3_offer(store, slot, true);
     store->counts.commit_ok++;
 }
 

@@ -11,6 +11,7 @@
  *   store_recover.c  roots at open               store_check.c   every invariant
  *   store_join.c     roots that come later
  *   store_usage.c    bytes by namespace and rank
+ *   store_remote.c   the tier that machines share
  *   store_reinsert.c what was hit outlives its   store_direct.c  records pinned on disk
  *                    segment
  *
@@ -346,6 +347,7 @@ struct kvt_store {
     uint64_t activity;               /* anything that may have changed a number */
     struct kvt_store_stats at_close; /* gauges of the roots, from just before they closed */
     struct kvt_store_statfile *statfile;
+    struct kvt_store_remote *remote; /* store_remote.c; NULL: there is none */
 
     struct kvt_fp fps[KVT_MSG_KEYS_MAX];
     uint32_t found[KVT_MSG_KEYS_MAX];
@@ -484,12 +486,50 @@ void kvt_direct_grant(struct kvt_store *store, const struct kvt_load *load,
 bool kvt_direct_release(struct kvt_store *store, uint32_t client, const struct kvt_slot_ref *ref);
 void kvt_directs_client_gone(struct kvt_store *store, uint32_t client);
 
+/* How far the start of one key of a load has come. */
+enum kvt_started {
+    KVT_STARTED,
+    KVT_WAITS_FOR_SLOT,
+    KVT_WAITS_FOR_READ,
+    KVT_OVER_SHARE,
+    KVT_NOT_THERE
+};
+
 /* ---- store_read.c */
 void kvt_reads_init(struct kvt_store *store);
 /* Read an entry's record into a READING slot that is pinned for the read. false: no read node. */
 bool kvt_reads_start(struct kvt_store *store, uint32_t entry, uint32_t slot, bool prefetch);
 /* Handle the reads that have ended. */
 void kvt_reads_run(struct kvt_store *store);
+/* Take over what the header in a READING slot says. KVT_E_*: it is not the record asked for. */
+__attribute__((warn_unused_result)) int kvt_reads_accept(struct kvt_store *store, uint32_t slot);
+/* All loads that wait for the slot learn how it went; on failure they lose their pin. */
+void kvt_reads_wake(struct kvt_store *store, uint32_t slot, bool good);
+
+/* ---- store_remote.c: the tier that machines share; every call does nothing where there is none */
+__attribute__((warn_unused_result)) int kvt_l3_init(struct kvt_store *store);
+void kvt_l3_close(struct kvt_store *store); /* look-ups are answered, the backend stops */
+void kvt_l3_destroy(struct kvt_store *store);
+/* Returns the next time to run. */
+int64_t kvt_l3_run(struct kvt_store *store);
+/* Nothing that close would wait for. */
+bool kvt_l3_idle(const struct kvt_store *store);
+void kvt_l3_stats(const struct kvt_store *store, struct kvt_store_stats *stats);
+/* A LOOKUP has to ask there first: it is answered later. false: answer it now. */
+bool kvt_l3_lookup(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+/* A record of that level at least is known to be there. */
+bool kvt_l3_known(struct kvt_store *store, struct kvt_fp fp, uint8_t min_level, uint8_t *map);
+/* A key of a load is not here but there, so long. read: a slot for it, with its read under way;
+ * has() must have said so. */
+bool kvt_l3_has(struct kvt_store *store, const struct kvt_load *load,
+                const struct kvt_full_key *full, uint32_t *bytes);
+enum kvt_started kvt_l3_read(struct kvt_store *store, const struct kvt_load *load,
+                             const struct kvt_full_key *full, bool may_read, uint32_t *out);
+/* A block in DRAM was used; first: it has just been stored. It may be worth putting there. */
+void kvt_l3_offer(struct kvt_store *store, uint32_t slot, bool first);
+/* A purge reaches there too: begun; whether that is done with. */
+void kvt_l3_purge(struct kvt_store *store, const struct kvt_store_purge *purge);
+bool kvt_l3_purged(struct kvt_store *store, struct kvt_store_purge *purge);
 
 /* ---- store_write.c */
 __attribute__((warn_unused_result)) int kvt_writes_add_root(struct kvt_store *store,
@@ -604,6 +644,11 @@ void kvt_statfile_close(struct kvt_store *store); /* after the log has closed */
 int64_t kvt_statfile_run(struct kvt_store *store);
 
 /* ---- store_query.c */
+/* Fingerprints of a message's keys and what the index has under them: store->fps, store->found. */
+void kvt_find_keys(struct kvt_store *store, uint32_t ns, const struct kvt_msg_key *keys,
+                   uint32_t count);
+/* Answer a LOOKUP by what is known now. */
+void kvt_lookup_answer(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 /* Tables that hold what all caps can, with the records of the namespaces opened. */
 __attribute__((warn_unused_result)) int kvt_tables_grow(struct kvt_store *store);
 

@@ -23,8 +23,6 @@
 #include "kvtier/error.h"
 #include "store/store_impl.h"
 
-enum started { STARTED, WAITS_FOR_SLOT, WAITS_FOR_READ, OVER_SHARE };
-
 /* Why a key cannot be had, counted; or its entry. */
 static uint32_t wanted_entry(struct kvt_store *store, const struct kvt_load *load,
                              const struct kvt_full_key *full)
@@ -51,8 +49,8 @@ static uint32_t wanted_entry(struct kvt_store *store, const struct kvt_load *loa
 }
 
 /* A slot for a record on disk, with its read under way. */
-static enum started start_read(struct kvt_store *store, const struct kvt_load *load, uint32_t entry,
-                               const struct kvt_full_key *full, uint32_t *out)
+static enum kvt_started start_read(struct kvt_store *store, const struct kvt_load *load,
+                                   uint32_t entry, const struct kvt_full_key *full, uint32_t *out)
 {
     enum kvt_room room = load->prefetch ? KVT_ROOM_PREFETCH : KVT_ROOM_LOAD;
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
@@ -63,41 +61,55 @@ static enum started start_read(struct kvt_store *store, const struct kvt_load *l
     if (!store->read_free ||
         (load->prefetch && store->prefetch_going >= KVT_STORE_PREFETCH_READS) ||
         load->ahead >= KVT_STORE_READ_AHEAD)
-        return WAITS_FOR_READ;
+        return KVT_WAITS_FOR_READ;
     slot = kvt_room_slot(store, bytes, room);
     if (slot == KVT_SLOT_NONE)
-        return WAITS_FOR_SLOT;
+        return KVT_WAITS_FOR_SLOT;
     s = kvt_slot_at(&store->slots, slot);
     s->key = *full;
     s->map = e->map;
     kvt_entry_attach(store, entry, slot);
     if (!kvt_reads_start(store, entry, slot, load->prefetch)) {
         kvt_entry_drop_slot(store, entry, false);
-        return WAITS_FOR_READ;
+        return KVT_WAITS_FOR_READ;
     }
     *out = slot;
-    return STARTED;
+    return KVT_STARTED;
 }
 
-static enum started start_item(struct kvt_store *store, struct kvt_load *load, uint32_t item,
-                               bool may_read, uint64_t *ahead)
+static enum kvt_started missing(struct kvt_load *load, struct kvt_load_item *i)
+{
+    i->state = KVT_ITEM_MISS;
+    load->cut = 1;
+    return KVT_STARTED;
+}
+
+static enum kvt_started start_item(struct kvt_store *store, struct kvt_load *load, uint32_t item,
+                                   bool may_read, uint64_t *ahead)
 {
     struct kvt_load_item *i = &store->items[item];
     struct kvt_full_key full;
-    uint32_t entry;
+    uint32_t entry, bytes = 0;
     struct kvt_slot *s;
 
     kvt_key_full(store, load->ns, &i->key, &full);
     entry = wanted_entry(store, load, &full);
+    if (entry != KVT_INDEX_NONE)
+        bytes = kvt_entry_bytes(store, entry);
+    else if (!kvt_l3_has(store, load, &full, &bytes))
+        return missing(load, i);
+    if (!load->prefetch && kvt_client_full(store, load->client, *ahead, bytes))
+        return KVT_OVER_SHARE;
     if (entry == KVT_INDEX_NONE) {
-        i->state = KVT_ITEM_MISS;
-        load->cut = 1;
-        return STARTED;
+        enum kvt_started started = kvt_l3_read(store, load, &full, may_read, &i->slot);
+
+        if (started == KVT_NOT_THERE)
+            return missing(load, i);
+        if (started != KVT_STARTED)
+            return started;
+        entry = kvt_slot_at(&store->slots, i->slot)->entry;
     }
-    if (!load->prefetch &&
-        kvt_client_full(store, load->client, *ahead, kvt_entry_bytes(store, entry)))
-        return OVER_SHARE;
-    *ahead += kvt_entry_bytes(store, entry);
+    *ahead += bytes;
     i->slot = kvt_index_at(&store->index, entry)->slot;
     i->tier = KVT_TIER_DRAM;
     if (i->slot == KVT_SLOT_NONE && load->direct)
@@ -108,13 +120,13 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
         i->state = KVT_ITEM_READY;
         i->tier = KVT_TIER_DISK;
         load->ahead++;
-        return STARTED;
+        return KVT_STARTED;
     }
     if (i->slot == KVT_SLOT_NONE) {
-        enum started started =
-            may_read ? start_read(store, load, entry, &full, &i->slot) : WAITS_FOR_READ;
+        enum kvt_started started =
+            may_read ? start_read(store, load, entry, &full, &i->slot) : KVT_WAITS_FOR_READ;
 
-        if (started != STARTED)
+        if (started != KVT_STARTED)
             return started;
     }
     kvt_policy_hit(&store->policy, entry);
@@ -125,39 +137,45 @@ static enum started start_item(struct kvt_store *store, struct kvt_load *load, u
     s = kvt_slot_at(&store->slots, i->slot);
     if (s->state == KVT_SLOT_VALID) {
         i->state = KVT_ITEM_READY;
-        return STARTED;
+        return KVT_STARTED;
     }
     i->state = KVT_ITEM_READING;
-    i->tier = KVT_TIER_DISK;
+    i->tier = kvt_index_at(&store->index, entry)->on_disk ? KVT_TIER_DISK : KVT_TIER_REMOTE;
     i->root = (uint8_t)kvt_index_at(&store->index, entry)->root;
     i->began_us = kvt_grant_clock(store);
     i->waiter_next = s->waiters;
     s->waiters = item;
     load->ahead++;
-    return STARTED;
+    return KVT_STARTED;
 }
 
-/* Start what can be started. Returns STARTED, or what the load waits for. */
-static enum started load_start(struct kvt_store *store, struct kvt_load *load, bool may_read)
+/* Start what can be started. Returns KVT_STARTED, or what the load waits for. */
+static enum kvt_started load_start(struct kvt_store *store, struct kvt_load *load, bool may_read)
 {
     uint64_t ahead = 0; /* pinned in this walk, and granted right after it or when it is read */
 
     while (load->start != KVT_NO_NUMBER && !load->cut) {
         uint32_t item = load->start;
-        enum started started = start_item(store, load, item, may_read, &ahead);
+        enum kvt_started started = start_item(store, load, item, may_read, &ahead);
 
-        if (started != STARTED) {
+        if (started != KVT_STARTED) {
             store->items[item].slot = KVT_SLOT_NONE;
             return started;
         }
         load->start = store->items[item].next;
     }
-    return STARTED;
+    return KVT_STARTED;
 }
 
 static void count_grant(struct kvt_store *store, const struct kvt_load *load, uint32_t slot,
-                        bool disk)
+                        uint8_t tier)
 {
+    bool disk = tier == KVT_TIER_DISK;
+
+    if (tier == KVT_TIER_REMOTE) {
+        store->counts.load_granted_remote++;
+        return;
+    }
     if (disk)
         store->counts.load_granted_disk++;
     else
@@ -184,7 +202,9 @@ static int32_t grant(struct kvt_store *store, struct kvt_load *load, struct kvt_
         return KVT_E_DROPPED;
     kvt_slot_unpin(&store->slots, slot);
     i->slot = KVT_SLOT_NONE;
-    count_grant(store, load, slot, i->tier == KVT_TIER_DISK);
+    count_grant(store, load, slot, i->tier);
+    if (i->tier == KVT_TIER_DISK) /* what was read counts as used now */
+        kvt_l3_offer(store, slot, false);
     kvt_grant_send(store, load->client, load->cookie, i->index, 0, slot, i);
     return 0;
 }
@@ -211,7 +231,7 @@ static bool load_grant(struct kvt_store *store, uint32_t number)
             kvt_load_end(store, number, status, false);
             return true;
         }
-        load->ahead -= i->tier == KVT_TIER_DISK;
+        load->ahead -= i->tier != KVT_TIER_DRAM;
         load->first = i->next;
         kvt_load_item_free(store, item);
     }
@@ -226,7 +246,7 @@ static int64_t load_turn(struct kvt_store *store, uint32_t number, int64_t now, 
 {
     struct kvt_load *load = &store->loads[number];
     uint32_t before = load->start;
-    enum started waits;
+    enum kvt_started waits;
 
     if (now >= load->deadline_ns) {
         kvt_load_end(store, number, KVT_E_DEADLINE, false);
@@ -237,11 +257,11 @@ static int64_t load_turn(struct kvt_store *store, uint32_t number, int64_t now, 
         load->blocked_ns = 0;
     if (load_grant(store, number))
         return INT64_MAX;
-    if (waits != WAITS_FOR_SLOT && waits != OVER_SHARE) {
+    if (waits != KVT_WAITS_FOR_SLOT && waits != KVT_OVER_SHARE) {
         load->blocked_ns = 0;
         return load->deadline_ns;
     }
-    if (waits == WAITS_FOR_SLOT) /* a client that holds its share blocks itself alone */
+    if (waits == KVT_WAITS_FOR_SLOT) /* a client that holds its share blocks itself alone */
         *blocked = true;
     if (load->prefetch) { /* the cache region is full of blocks in use: not worth waiting for */
         kvt_load_end(store, number, KVT_E_DROPPED, true);

@@ -209,6 +209,7 @@ static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
         purge->count++;
     }
     remember_off(store, purge);
+    kvt_l3_purge(store, purge);
     for (uint32_t root = 0; root < store->disk_count; root++) {
         purge->held[root] = 1;
         kvt_l2_erase_hold(store->disks[root].l2, true);
@@ -329,6 +330,8 @@ bool kvt_purges_run(struct kvt_store *store)
             again = again || purge->cursor != before;
             continue;
         }
+        if (!kvt_l3_purged(store, purge))
+            continue;
         purge->used = 0;
         store->counts.scrub_buried += purge->buried && !purge->status ? purge->count : 0;
         if (purge->silent)

@@ -90,9 +90,8 @@ void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct k
     kvt_reply_send(store, client, reply);
 }
 
-/* Fingerprints of a message's keys and what the index has under them. */
-static void find_keys(struct kvt_store *store, uint32_t ns, const struct kvt_msg_key *keys,
-                      uint32_t count)
+void kvt_find_keys(struct kvt_store *store, uint32_t ns, const struct kvt_msg_key *keys,
+                   uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         struct kvt_full_key full;
@@ -113,6 +112,20 @@ static void find_keys(struct kvt_store *store, uint32_t ns, const struct kvt_msg
         kvt_index_find_batch(&store->index, store->fps, count, store->found);
 }
 
+/* A key that is not here. */
+static bool lookup_remote(struct kvt_store *store, const struct kvt_msg_keys *request, uint32_t i,
+                          struct kvt_lookup_entry *out)
+{
+    if (!kvt_l3_known(store, store->fps[i], request->min_level, &out->map)) {
+        store->counts.lookup_miss_absent++;
+        return false;
+    }
+    out->level = (uint8_t)kvt_map_id_level(out->map);
+    out->tier = KVT_TIER_REMOTE;
+    store->counts.lookup_hits_remote++;
+    return true;
+}
+
 /* Tier, level and map of one key; false when it ends the run, counted by reason. */
 static bool lookup_one(struct kvt_store *store, const struct kvt_msg_keys *request, uint32_t ns,
                        uint32_t i, struct kvt_lookup_entry *out)
@@ -121,12 +134,16 @@ static bool lookup_one(struct kvt_store *store, const struct kvt_msg_keys *reque
     const struct kvt_index_entry *e;
     struct kvt_full_key full;
 
-    if (entry == KVT_INDEX_NONE || kvt_namespace_at(&store->spaces, ns)->purging) {
+    if (kvt_namespace_at(&store->spaces, ns)->purging) {
         store->counts.lookup_miss_absent++;
         return false;
     }
+    if (entry == KVT_INDEX_NONE)
+        return lookup_remote(store, request, i, out);
     e = kvt_index_at(&store->index, entry);
     kvt_key_full(store, ns, &request->keys[i], &full);
+    if (!kvt_index_present(e) && !e->filling)
+        return lookup_remote(store, request, i, out);
     if (!kvt_index_present(e) || !kvt_entry_is(store, entry, &full)) {
         out->tier = e->filling ? KVT_TIER_PENDING : KVT_TIER_MISS;
         if (e->filling)
@@ -145,15 +162,24 @@ static bool lookup_one(struct kvt_store *store, const struct kvt_msg_keys *reque
     if (e->slot != KVT_INDEX_NONE && kvt_slot_at(&store->slots, e->slot)->state == KVT_SLOT_VALID) {
         out->tier = KVT_TIER_DRAM;
         store->counts.lookup_hits_dram++;
-    } else {
+    } else if (e->on_disk) {
         out->tier = KVT_TIER_DISK;
         out->root = e->root;
         store->counts.lookup_hits_disk++;
+    } else {
+        out->tier = KVT_TIER_REMOTE;
+        store->counts.lookup_hits_remote++;
     }
     return true;
 }
 
 void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    if (!kvt_l3_lookup(store, client, msg))
+        kvt_lookup_answer(store, client, msg);
+}
+
+void kvt_lookup_answer(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
 {
     const struct kvt_msg_keys *request = (const struct kvt_msg_keys *)msg;
     struct kvt_msg_lookup_reply *reply;
@@ -164,7 +190,7 @@ void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kv
     reply->msg.count = msg->count;
     store->counts.lookup_keys += msg->count;
     if (store->enabled) {
-        find_keys(store, msg->ns - 1, request->keys, msg->count);
+        kvt_find_keys(store, msg->ns - 1, request->keys, msg->count);
         for (uint32_t i = 0; i < msg->count; i++) {
             bool hit = lookup_one(store, request, msg->ns - 1, i, &reply->entries[i]);
 
@@ -186,7 +212,7 @@ void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt
     const struct kvt_msg_keys *request = (const struct kvt_msg_keys *)msg;
     int32_t touched = 0;
 
-    find_keys(store, msg->ns - 1, request->keys, msg->count);
+    kvt_find_keys(store, msg->ns - 1, request->keys, msg->count);
     for (uint32_t i = 0; i < msg->count; i++) {
         if (store->found[i] == KVT_INDEX_NONE ||
             !kvt_index_present(kvt_index_at(&store->index, store->found[i])))
@@ -238,7 +264,7 @@ void kvt_handle_pin(struct kvt_store *store, uint32_t client, const struct kvt_m
     const struct kvt_msg_keys *request = (const struct kvt_msg_keys *)msg;
     int32_t count = 0;
 
-    find_keys(store, msg->ns - 1, request->keys, msg->count);
+    kvt_find_keys(store, msg->ns - 1, request->keys, msg->count);
     for (uint32_t i = 0; i < msg->count; i++)
         if (store->found[i] != KVT_INDEX_NONE)
             count += msg->op == KVT_OP_PIN ? pin_one(store, client, store->found[i])

@@ -55,8 +55,7 @@ bool kvt_reads_start(struct kvt_store *store, uint32_t entry, uint32_t slot, boo
     return true;
 }
 
-/* Take over what the header says, when it is the record that was asked for. */
-static int accept(struct kvt_store *store, uint32_t slot)
+int kvt_reads_accept(struct kvt_store *store, uint32_t slot)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     struct kvt_record_header header;
@@ -75,8 +74,7 @@ static int accept(struct kvt_store *store, uint32_t slot)
     return 0;
 }
 
-/* All loads that wait for the slot learn how it went; on failure they lose their pin. */
-static void wake(struct kvt_store *store, uint32_t slot, bool good)
+void kvt_reads_wake(struct kvt_store *store, uint32_t slot, bool good)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     uint32_t item = s->waiters;
@@ -105,7 +103,7 @@ static void finish(struct kvt_store *store, uint32_t slot, uint32_t root, int st
     bool damaged = false;
 
     if (!status && s->state == KVT_SLOT_READING) {
-        status = accept(store, slot);
+        status = kvt_reads_accept(store, slot);
         damaged = status != 0;
         store->counts.checksum_fail += damaged;
     } else if (status) {
@@ -113,9 +111,9 @@ static void finish(struct kvt_store *store, uint32_t slot, uint32_t root, int st
         store->disks[root].read_fails++;
     }
     if (s->state == KVT_SLOT_DOOMED) {
-        wake(store, slot, false); /* purged or replaced meanwhile */
+        kvt_reads_wake(store, slot, false); /* purged or replaced meanwhile */
     } else if (status) {
-        wake(store, slot, false);
+        kvt_reads_wake(store, slot, false);
         if (damaged)
             kvt_suspect_entry(store, entry);
         kvt_entry_drop_slot(store, entry, false);
@@ -127,7 +125,7 @@ static void finish(struct kvt_store *store, uint32_t slot, uint32_t root, int st
         store->counts.disk_read_bytes += s->record_bytes;
         if (kvt_slot_region(&store->slots, slot) == KVT_REGION_CACHE)
             kvt_policy_enter(&store->policy, slot);
-        wake(store, slot, true);
+        kvt_reads_wake(store, slot, true);
     }
     kvt_slot_unpin(&store->slots, slot);
     kvt_slot_settle(store, slot);

@@ -91,6 +91,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *stat
     int64_t left = kvt_admission_left(&store->admission);
     stats->budget_left = left == INT64_MAX ? 0 : (uint64_t)KVT_MAX(left, INT64_C(0));
     disk_gauges(store, stats);
+    kvt_l3_stats(store, stats);
 }
 
 static void root_state(const struct kvt_store_disk *disk, struct kvt_store_root_state *state)

@@ -18,6 +18,7 @@
 
 #define RIG_REPLIES_MAX 8192u
 #define RIG_CHAIN_MAX 1024u
+#define RIG_REMOTE_DEADLINE_NS INT64_C(250000000)
 
 struct rig_options {
     uint64_t cache_bytes;
@@ -35,9 +36,12 @@ struct rig_options {
     uint32_t admit_permille;
     uint64_t write_bytes_day; /* of each root */
     int collide;
-    bool turns_over;        /* for the test's own use */
-    uint32_t roots_pending; /* that the test adds itself */
-    bool two_roots;         /* a second one like the first */
+    bool turns_over;             /* for the test's own use */
+    uint32_t roots_pending;      /* that the test adds itself */
+    bool two_roots;              /* a second one like the first */
+    struct kvt_remote *remote;   /* the test's */
+    int remote_write;            /* enum kvt_remote_write; 0 with a remote: SECOND */
+    uint64_t remote_queue_bytes; /* 0: 1 MiB */
 };
 
 struct rig {

@@ -1,0 +1,92 @@
+/* What store_remote.c keeps of the shared tier, and what the store's other files ask it. Internal
+ * to the store half. Memory: about 6 MiB, where a remote is configured; else nothing.
+ */
+#ifndef KVT_STORE_STORE_REMOTE_H
+#define KVT_STORE_STORE_REMOTE_H
+
+#include "remote/remote.h"
+#include "store/store_impl.h"
+
+#define KVT_REMOTE_KNOWN 65536u /* places, a power of two */
+#define KVT_REMOTE_LOOKUPS 16u
+#define KVT_REMOTE_GETS 64u
+#define KVT_REMOTE_PUTS 64u
+#define KVT_REMOTE_QUEUE 8192u /* blocks that wait to be put */
+
+enum kvt_known_state {
+    KVT_KNOWN_NOTHING = 0,
+    KVT_KNOWN_ABSENT,
+    KVT_KNOWN_PRESENT, /* with map and length */
+    KVT_KNOWN_EXISTS,  /* without: it was there when we wanted to put ours */
+    KVT_KNOWN_QUEUED   /* ours waits, or is on its way */
+};
+
+struct kvt_known {
+    struct kvt_fp fp;
+    int64_t until_ns;
+    uint16_t pages;
+    uint8_t map, state;
+};
+
+struct kvt_remote_lookup { /* a LOOKUP that waits for a PROBE */
+    struct kvt_remote_req req;
+    int64_t end_ns;
+    uint32_t client;
+    uint32_t round;
+    bool busy;     /* the backend has it */
+    bool answered; /* too late: what it brings is learnt only */
+    struct kvt_full_key keys[KVT_MSG_KEYS_MAX];
+    struct kvt_remote_found found[KVT_MSG_KEYS_MAX];
+    _Alignas(8) uint8_t message[KVT_MSG_BYTES_MAX];
+};
+
+struct kvt_remote_get {
+    struct kvt_remote_req req;
+    struct kvt_full_key key;
+    struct kvt_remote_get *next; /* free list */
+    uint32_t slot;
+    bool busy, given_up, prefetch;
+};
+
+struct kvt_remote_put {
+    struct kvt_remote_req req;
+    struct kvt_full_key key;
+    struct kvt_fp fp;
+    struct kvt_remote_put *next; /* free list */
+    uint32_t slot;
+    uint8_t map;
+    bool busy;
+};
+
+struct kvt_remote_queued {
+    uint32_t slot, generation;
+    bool replace;
+};
+
+enum kvt_drop_state { KVT_DROP_NONE, KVT_DROP_WAITS, KVT_DROP_GOES, KVT_DROP_DONE };
+
+struct kvt_remote_purge {
+    struct kvt_remote_req req;
+    enum kvt_drop_state state;
+    bool busy; /* the backend has it */
+    struct kvt_full_key keys[KVT_MSG_KEYS_MAX];
+};
+
+struct kvt_store_remote {
+    struct kvt_known *known;
+    struct kvt_remote_lookup *lookups;
+    struct kvt_remote_purge *purges; /* one for each of the store's */
+    struct kvt_remote_get gets[KVT_REMOTE_GETS];
+    struct kvt_remote_get *get_free;
+    struct kvt_remote_put puts[KVT_REMOTE_PUTS];
+    struct kvt_remote_put *put_free;
+    struct kvt_remote_queued queue[KVT_REMOTE_QUEUE];
+    uint32_t queue_at, queued;
+    uint32_t puts_going;
+    uint64_t put_bytes;   /* of the records on their way */
+    int64_t put_pause_ns; /* no put before */
+    int64_t pause_ns;     /* no look-up before */
+    bool streak;          /* the last look-up found all that it asked for */
+};
+
+#endif

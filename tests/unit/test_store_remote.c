@@ -1,0 +1,671 @@
+/* The tier that machines share, seen from the store half.
+ *
+ * Goal:   what another store has put is found, loaded and verified; what is not there costs one
+ *         question, then none for a while; a tier that hangs, fails or lies costs a bounded time
+ *         and a miss, never other bytes; nothing is put twice; a purge reaches there; every
+ *         shortened hit has its counter.
+ * Method: the rig without threads over a tier in memory (support/mem_remote.h), two stores on one
+ *         tier one after the other; bytes follow from keys, so each record is checked whole.
+ */
+#include "support/store_rig.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "kvtier/error.h"
+#include "support/mem_remote.h"
+
+enum { KV4 = 2, MIXED = 8, RAW = 6 };
+
+#define BLOCK 8192u
+#define SECOND INT64_C(1000000000)
+#define CHAIN 8u
+
+static const uint32_t pages[7] = {0, 0, 2, 0, 0, 0, 8};
+static struct rig rig;
+static uint32_t ns;
+static struct mem_tier tier;
+static struct mem_remote remote;
+
+static struct rig_options options(int write)
+{
+    struct rig_options o = rig_defaults();
+
+    o.cache_bytes = 64 * BLOCK;
+    o.disk_cap_bytes = 0;
+    o.remote = &remote.remote;
+    o.remote_write = write;
+    return o;
+}
+
+static void begin(const struct rig_options *o)
+{
+    mem_remote_init(&remote, &tier);
+    rig_open(&rig, o, NULL);
+    ns = rig_ns(&rig, 1, pages);
+}
+
+static void numbers_from(uint64_t first, uint32_t n, uint64_t *out)
+{
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = first + i;
+}
+
+static uint32_t put(uint64_t first, uint32_t n)
+{
+    uint64_t numbers[256];
+
+    numbers_from(first, n, numbers);
+    return rig_put(&rig, ns, numbers, n, 0, KV4, false, NULL);
+}
+
+static uint32_t get(uint64_t first, uint32_t n)
+{
+    uint64_t numbers[256];
+
+    numbers_from(first, n, numbers);
+    return rig_get(&rig, ns, numbers, n, 0, NULL, NULL);
+}
+
+static uint32_t found(uint64_t first, uint32_t n, uint8_t *tiers)
+{
+    uint64_t numbers[256];
+
+    numbers_from(first, n, numbers);
+    return rig_lookup(&rig, ns, numbers, n, 0, tiers);
+}
+
+/* A chain that some other machine has put there. */
+static void elsewhere(uint64_t first, uint32_t n)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+
+    begin(&o);
+    assert_int_equal(put(first, n), n);
+    rig_settle(&rig);
+    assert_true(tier.count >= n);
+    rig_close(&rig);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    if (rig.store)
+        rig_close(&rig);
+    mem_tier_free(&tier);
+    return 0;
+}
+
+/* ---- found and loaded ---------------------------------------------------------------------- */
+
+static void test_what_another_store_put_is_loaded(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint8_t tiers[CHAIN];
+
+    (void)state;
+    elsewhere(1, CHAIN);
+    begin(&o);
+    assert_int_equal(found(1, CHAIN, tiers), CHAIN);
+    for (uint32_t i = 0; i < CHAIN; i++)
+        assert_int_equal(tiers[i], KVT_TIER_REMOTE);
+    assert_int_equal(get(1, CHAIN), CHAIN);
+    assert_int_equal(rig_stats(&rig).load_granted_remote, CHAIN);
+    assert_int_equal(rig_stats(&rig).remote_got_bytes, CHAIN * BLOCK);
+    /* it is a block like any other now */
+    assert_int_equal(found(1, CHAIN, tiers), CHAIN);
+    assert_int_equal(tiers[0], KVT_TIER_DRAM);
+    assert_int_equal(get(1, CHAIN), CHAIN);
+    assert_int_equal(rig_stats(&rig).load_granted_dram, CHAIN);
+    assert_int_equal(remote.gets, CHAIN);
+    assert_int_equal(remote.probes, 1);
+}
+
+/* What is absent is asked for once, and again a second later. */
+static void test_absent_ones_are_remembered_for_a_second(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 0);
+    assert_int_equal(remote.probed, 4);
+    assert_int_equal(found(1, 4, NULL), 0);
+    assert_int_equal(remote.probed, 4);
+    assert_true(rig_stats(&rig).remote_negative > 0);
+    rig_advance(&rig, SECOND + 1);
+    assert_int_equal(found(1, 4, NULL), 0);
+    assert_int_equal(remote.probed, 8);
+}
+
+/* A long chain is asked for in two rounds at most, and a miss does not ask for all of it. */
+static void test_a_long_chain_takes_two_rounds(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+
+    (void)state;
+    elsewhere(1, 60);
+    begin(&o);
+    assert_int_equal(found(1001, 200, NULL), 0);
+    assert_int_equal(remote.probes, 1);
+    assert_true(remote.probed < 64);
+    remote.probes = 0;
+    assert_int_equal(found(1, 60, NULL), 60);
+    assert_int_equal(remote.probes, 2);
+    assert_int_equal(found(2001, 100, NULL), 0); /* one that was found whole: all at once */
+    assert_int_equal(remote.probes, 3);
+}
+
+/* Local blocks first, the rest from there, one chain. */
+static void test_a_chain_over_both(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint8_t tiers[CHAIN];
+
+    (void)state;
+    elsewhere(1, CHAIN);
+    begin(&o);
+    assert_int_equal(put(1, 3), 3);
+    assert_int_equal(found(1, CHAIN, tiers), CHAIN);
+    assert_int_equal(tiers[2], KVT_TIER_DRAM);
+    assert_int_equal(tiers[3], KVT_TIER_REMOTE);
+    assert_int_equal(get(1, CHAIN), CHAIN);
+    assert_int_equal(remote.gets, CHAIN - 3);
+}
+
+/* A record of too low a level is no hit, and one that a request does not ask for by LOOKUP is not
+ * looked for. */
+static void test_levels_and_loads_without_lookup(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint64_t numbers[2] = {1, 2};
+
+    (void)state;
+    elsewhere(1, 2);
+    begin(&o);
+    assert_int_equal(get(1, 2), 0);
+    assert_int_equal(remote.gets, 0);
+    assert_int_equal(rig_lookup(&rig, ns, numbers, 2, KVT_LEVEL_RAW, NULL), 0);
+    assert_int_equal(rig_lookup(&rig, ns, numbers, 2, KVT_LEVEL_KV4, NULL), 2);
+    assert_int_equal(rig_get(&rig, ns, numbers, 2, KVT_LEVEL_RAW, NULL, NULL), 0);
+    assert_int_equal(rig_get(&rig, ns, numbers, 2, KVT_LEVEL_KV4, NULL, NULL), 2);
+}
+
+/* What came from there is written to disk like what was stored here, and is found after a restart
+ * without asking; numbered as one of ours, so that a purge of later holds. */
+static void test_it_goes_to_disk_and_survives(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint8_t tiers[CHAIN];
+    uint64_t one = 2;
+
+    (void)state;
+    elsewhere(1, CHAIN);
+    o.disk_cap_bytes = 8u << 20;
+    begin(&o);
+    assert_int_equal(found(1, CHAIN, NULL), CHAIN);
+    assert_int_equal(get(1, CHAIN), CHAIN);
+    assert_int_equal(rig_flush(&rig), 0);
+    remote.stopped = false;
+    rig_reopen(&rig);
+    remote.stopped = false;
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(found(1, CHAIN, tiers), CHAIN);
+    assert_int_equal(tiers[CHAIN - 1], KVT_TIER_DISK);
+    assert_int_equal(get(1, CHAIN), CHAIN);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, &one, 1), 1);
+    rig_reopen(&rig);
+    remote.stopped = false;
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(found(1, CHAIN, NULL), 1);
+    assert_int_equal(get(1, CHAIN), 1);
+}
+
+/* ---- lies, failures, hangs ----------------------------------------------------------------- */
+
+static void test_wrong_bytes_are_a_miss(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    int32_t statuses[4];
+    uint64_t numbers[4] = {1, 2, 3, 4};
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    remote.flips = 1;
+    assert_int_equal(rig_get(&rig, ns, numbers, 4, 0, statuses, NULL), 0);
+    assert_int_equal(statuses[0], KVT_E_MISS);
+    assert_int_equal(rig_stats(&rig).remote_get_bad, 1);
+    assert_int_equal(found(1, 4, NULL), 0); /* not asked for again at once */
+    rig_advance(&rig, SECOND + 1);
+    assert_int_equal(found(1, 4, NULL), 4);
+    assert_int_equal(get(1, 4), 4);
+}
+
+/* Another key's record, a damaged header, and one of another length. */
+static void test_other_records_are_refused(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    struct mem_object *objects = tier.objects;
+    struct kvt_full_key swap;
+
+    (void)state;
+    elsewhere(1, 3);
+    swap = objects[0].key;
+    objects[0].key = objects[1].key;
+    objects[1].key = swap;
+    objects[2].record[2000] ^= 1;
+    begin(&o);
+    assert_int_equal(found(1, 1, NULL), 0);
+    assert_int_equal(rig_stats(&rig).remote_refused, 1);
+    assert_int_equal(found(3, 1, NULL), 1);
+    assert_int_equal(get(3, 1), 0);
+    assert_int_equal(rig_stats(&rig).remote_get_bad, 1);
+}
+
+/* It was there when it was looked for. */
+static void test_gone_between_lookup_and_load(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    mem_tier_free(&tier);
+    assert_int_equal(get(1, 4), 0);
+    assert_true(rig_stats(&rig).remote_get_gone >= 1);
+    assert_int_equal(put(1, 4), 4);
+    assert_int_equal(get(1, 4), 4);
+}
+
+static uint64_t send_lookup(uint64_t first, uint32_t n)
+{
+    struct kvt_msg_keys *msg = calloc(1, sizeof(*msg) + n * sizeof(msg->keys[0]));
+    uint64_t cookie = 1000000 + first;
+
+    assert_non_null(msg);
+    msg->msg = (struct kvt_msg){.bytes = (uint32_t)(sizeof(*msg) + n * sizeof(msg->keys[0])),
+                                .op = KVT_OP_LOOKUP,
+                                .cookie = cookie,
+                                .ns = ns,
+                                .count = n};
+    for (uint32_t i = 0; i < n; i++)
+        msg->keys[i] = rig_key(first + i);
+    assert_int_equal(rig_send(&rig, 1, msg), 0);
+    free(msg);
+    rig_settle(&rig);
+    return cookie;
+}
+
+/* A tier that hangs: a look-up is answered a little after its deadline, the next one at once. */
+static void test_a_hanging_lookup_is_answered(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint64_t cookie;
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    remote.hold = true;
+    cookie = send_lookup(1, 4);
+    assert_null(rig_reply(&rig, cookie));
+    rig_advance(&rig, RIG_REMOTE_DEADLINE_NS + SECOND / 5);
+    assert_non_null(rig_reply(&rig, cookie));
+    assert_int_equal(rig_reply(&rig, cookie)->status, 0);
+    assert_int_equal(rig_stats(&rig).remote_late, 1);
+    cookie = send_lookup(101, 4);
+    assert_non_null(rig_reply(&rig, cookie)); /* it is left alone for a second */
+    remote.hold = false;
+    rig_advance(&rig, 2 * SECOND);
+    assert_int_equal(found(1, 4, NULL), 4);
+}
+
+/* A read that hangs: the load misses, the slot is kept until the read has come back, and what it
+ * brings then harms nobody. */
+static void test_a_hanging_read_is_given_up(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint64_t numbers[4] = {1, 2, 3, 4}, cookie;
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    remote.hold = true;
+    cookie = rig_acquire(&rig, 1, ns, numbers, 4, 0, INT64_MAX);
+    rig_settle(&rig);
+    assert_null(rig_reply(&rig, cookie));
+    rig_advance(&rig, RIG_REMOTE_DEADLINE_NS + SECOND / 5);
+    assert_non_null(rig_reply(&rig, cookie));
+    assert_int_equal(rig_reply(&rig, cookie)->status, KVT_E_MISS);
+    assert_int_equal(rig_stats(&rig).dram_bytes_used, 4 * BLOCK); /* what is written to still */
+    assert_int_equal(put(1, 4), 4);
+    remote.hold = false;
+    rig_advance(&rig, SECOND);
+    assert_int_equal(rig_stats(&rig).dram_bytes_used, 4 * BLOCK);
+    assert_int_equal(get(1, 4), 4);
+}
+
+/* A load whose own deadline comes first, and one that is cancelled. */
+static void test_loads_end_while_reads_go_on(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint64_t numbers[4] = {1, 2, 3, 4}, cookie;
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    remote.hold = true;
+    cookie = rig_acquire(&rig, 1, ns, numbers, 4, 0, rig.now_ns + SECOND / 100);
+    rig_advance(&rig, SECOND / 50);
+    assert_non_null(rig_reply(&rig, cookie));
+    assert_int_equal(rig_reply(&rig, cookie)->status, KVT_E_DEADLINE);
+    rig_forget_replies(&rig);
+    cookie = rig_acquire(&rig, 1, ns, numbers, 4, 0, INT64_MAX);
+    rig_settle(&rig);
+    rig_cancel(&rig, 1, cookie);
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_int_equal(found(1, 4, NULL), 4);
+    assert_int_equal(get(1, 4), 4);
+    assert_int_equal(remote.gets, 4); /* what was read for the first one was kept */
+}
+
+static void test_a_tier_that_fails_or_is_full_of_work(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    remote.fail = -EHOSTDOWN;
+    assert_int_equal(found(1, 4, NULL), 0);
+    assert_int_equal(rig_stats(&rig).remote_unknown, 4);
+    assert_int_equal(rig_stats(&rig).remote_lookup_fail, 1);
+    assert_int_equal(rig_stats(&rig).remote_nodes_down, 1);
+    remote.fail = 0;
+    assert_int_equal(found(1, 4, NULL), 4); /* not known to be absent: asked again */
+    remote.fail = -EIO;
+    assert_int_equal(get(1, 4), 0);
+    assert_true(rig_stats(&rig).remote_get_fail >= 1);
+    remote.fail = 0;
+    rig_advance(&rig, SECOND + 1);
+    remote.refuse = true;
+    assert_int_equal(found(1, 4, NULL), 0);
+    remote.refuse = false;
+    assert_int_equal(found(1, 4, NULL), 4);
+    remote.refuse = true;
+    assert_int_equal(get(1, 4), 0);
+    assert_int_equal(rig_stats(&rig).remote_busy, 1);
+    remote.refuse = false;
+    assert_int_equal(get(1, 4), 4);
+}
+
+/* The store closes while there is work under way: whoever waits is answered. */
+static void test_close_answers_lookups(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+    uint64_t numbers[4] = {1, 2, 3, 4}, cookie, load;
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    remote.hold = true;
+    load = rig_acquire(&rig, 1, ns, numbers, 4, 0, INT64_MAX);
+    cookie = send_lookup(101, 4);
+    kvt_store_close(rig.store, 1);
+    rig.store = NULL;
+    assert_true(remote.stopped);
+    assert_non_null(rig_reply(&rig, cookie));
+    assert_int_equal(rig_reply(&rig, load)->status, KVT_E_CLOSED);
+    rig_close(&rig);
+}
+
+/* ---- puts ---------------------------------------------------------------------------------- */
+
+static void test_what_is_used_twice_is_put_once(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(put(1, 4), 4);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, 0);
+    assert_int_equal(get(1, 2), 2);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, 2);
+    assert_int_equal(rig_stats(&rig).remote_put, 2);
+    assert_int_equal(rig_stats(&rig).remote_put_bytes, 2 * BLOCK);
+    assert_int_equal(get(1, 4), 4);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, 4);
+    assert_int_equal(get(1, 4), 4);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, 4);
+    assert_int_equal(rig_stats(&rig).dram_pins, 0);
+}
+
+static void test_all_and_off(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(put(1, 4), 4);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, 4);
+    rig_close(&rig);
+    o.remote_write = -1; /* the rig's 0 is its default: nothing is put for a value that is none */
+    o.remote_write = KVT_REMOTE_WRITE_SECOND;
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    assert_int_equal(get(1, 4), 4);
+    assert_int_equal(get(1, 4), 4);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, 0); /* it came from there */
+}
+
+/* Somebody else was first: one copy, and nothing is tried again. */
+static void test_two_stores_one_copy(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_SECOND);
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    assert_int_equal(put(1, 4), 4);
+    assert_int_equal(get(1, 4), 4);
+    rig_settle(&rig);
+    assert_int_equal(rig_stats(&rig).remote_put_exists, 4);
+    assert_int_equal(tier.count, 4);
+    assert_int_equal(get(1, 4), 4);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, 4);
+}
+
+/* Ours is of a higher level: it takes the place of the one that is there. */
+static void test_a_better_record_replaces(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    uint64_t one = 1;
+    struct kvt_full_key key;
+
+    (void)state;
+    elsewhere(1, 1);
+    key = tier.objects[0].key;
+    begin(&o);
+    assert_int_equal(rig_lookup(&rig, ns, &one, 1, KVT_LEVEL_RAW, NULL), 0);
+    assert_int_equal(rig_put(&rig, ns, &one, 1, 0, RAW, false, NULL), 1);
+    rig_settle(&rig);
+    assert_int_equal(rig_stats(&rig).remote_put, 1);
+    assert_int_equal(mem_tier_find(&tier, &key)->record_bytes, 8 * 4096);
+    rig_close(&rig);
+    begin(&o);
+    assert_int_equal(rig_lookup(&rig, ns, &one, 1, KVT_LEVEL_RAW, NULL), 1);
+    assert_int_equal(rig_get(&rig, ns, &one, 1, KVT_LEVEL_RAW, NULL, NULL), 1);
+}
+
+/* A full tier is left alone for a second, and so is one that fails. */
+static void test_no_room_there(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+
+    (void)state;
+    tier.room = 2;
+    begin(&o);
+    o.remote_queue_bytes = BLOCK;
+    assert_int_equal(put(1, 6), 6);
+    rig_settle(&rig);
+    assert_int_equal(tier.count, 2);
+    assert_true(rig_stats(&rig).remote_put_full >= 1);
+    tier.room = 0;
+    assert_int_equal(put(11, 2), 2);
+    rig_settle(&rig);
+    assert_int_equal(tier.count, 2);
+    rig_advance(&rig, SECOND + 1);
+    assert_true(tier.count > 2);
+    assert_int_equal(rig_stats(&rig).remote_queue, 0);
+}
+
+/* Puts in flight are bounded, and hold their blocks; queued ones do not. */
+static void test_puts_are_bounded(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+
+    (void)state;
+    o.remote_queue_bytes = 4 * BLOCK;
+    begin(&o);
+    remote.hold = true;
+    assert_int_equal(put(1, 32), 32);
+    rig_settle(&rig);
+    assert_int_equal(rig_stats(&rig).dram_pins, 4);
+    assert_int_equal(rig_stats(&rig).remote_queue, 32);
+    for (uint64_t first = 101; first < 401; first += 100) /* the queued ones leave DRAM for these */
+        assert_int_equal(put(first, 30), 30);
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_true(rig_stats(&rig).remote_put_gone > 0);
+    assert_int_equal(rig_stats(&rig).remote_put + rig_stats(&rig).remote_put_gone, 122);
+    assert_int_equal(rig_stats(&rig).dram_pins, 0);
+}
+
+/* ---- purge --------------------------------------------------------------------------------- */
+
+static void test_a_purge_reaches_there(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    uint64_t two[2] = {2, 3};
+
+    (void)state;
+    elsewhere(1, CHAIN);
+    begin(&o);
+    assert_int_equal(found(1, CHAIN, NULL), CHAIN);
+    (void)rig_keys(&rig, KVT_OP_PURGE, ns, two, 2);
+    assert_int_equal(tier.count, CHAIN - 2);
+    assert_int_equal(rig_stats(&rig).remote_purged, 2);
+    assert_int_equal(found(1, CHAIN, NULL), 1);
+    (void)rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0);
+    assert_int_equal(tier.count, 0);
+    rig_advance(&rig, SECOND + 1);
+    assert_int_equal(found(1, CHAIN, NULL), 0);
+}
+
+/* A put that is on its way when its block is purged does not outlive the purge. */
+static void test_a_purge_waits_for_puts(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    struct kvt_msg_keys purge = {.msg = {.bytes = sizeof(purge), .op = KVT_OP_PURGE, .cookie = 77}};
+
+    (void)state;
+    begin(&o);
+    remote.hold = true;
+    assert_int_equal(put(1, 4), 4);
+    rig_settle(&rig);
+    purge.msg.ns = ns;
+    assert_int_equal(rig_send(&rig, 1, &purge), 0);
+    rig_settle(&rig);
+    assert_null(rig_reply(&rig, 77));
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, 77));
+    assert_int_equal(rig_reply(&rig, 77)->status, 4);
+    assert_int_equal(remote.puts, 4);
+    assert_int_equal(tier.count, 0);
+}
+
+/* A purge that cannot reach there says so; what is here is gone all the same. */
+static void test_a_purge_that_fails_there_says_so(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(put(1, 4), 4);
+    rig_settle(&rig);
+    remote.fail = -EHOSTDOWN;
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0), -EHOSTDOWN);
+    assert_int_equal(rig_stats(&rig).remote_purge_fail, 1);
+    assert_int_equal(get(1, 4), 0);
+    remote.fail = 0;
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0), 0);
+    assert_int_equal(tier.count, 0);
+}
+
+/* A read under way of what is purged grants nothing. */
+static void test_a_purge_during_a_read(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_OFF + 1);
+    uint64_t numbers[4] = {1, 2, 3, 4}, cookie;
+
+    (void)state;
+    elsewhere(1, 4);
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    remote.hold = true;
+    cookie = rig_acquire(&rig, 1, ns, numbers, 4, 0, INT64_MAX);
+    rig_settle(&rig);
+    remote.hold = false;
+    (void)rig_keys(&rig, KVT_OP_PURGE, ns, numbers, 4);
+    assert_non_null(rig_reply(&rig, cookie) ? rig_reply(&rig, cookie) : (void *)&rig);
+    assert_int_equal(tier.count, 0);
+    assert_int_equal(get(1, 4), 0);
+    assert_int_equal(found(1, 4, NULL), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_what_another_store_put_is_loaded, tear_down),
+        cmocka_unit_test_teardown(test_absent_ones_are_remembered_for_a_second, tear_down),
+        cmocka_unit_test_teardown(test_a_long_chain_takes_two_rounds, tear_down),
+        cmocka_unit_test_teardown(test_a_chain_over_both, tear_down),
+        cmocka_unit_test_teardown(test_levels_and_loads_without_lookup, tear_down),
+        cmocka_unit_test_teardown(test_it_goes_to_disk_and_survives, tear_down),
+        cmocka_unit_test_teardown(test_wrong_bytes_are_a_miss, tear_down),
+        cmocka_unit_test_teardown(test_other_records_are_refused, tear_down),
+        cmocka_unit_test_teardown(test_gone_between_lookup_and_load, tear_down),
+        cmocka_unit_test_teardown(test_a_hanging_lookup_is_answered, tear_down),
+        cmocka_unit_test_teardown(test_a_hanging_read_is_given_up, tear_down),
+        cmocka_unit_test_teardown(test_loads_end_while_reads_go_on, tear_down),
+        cmocka_unit_test_teardown(test_a_tier_that_fails_or_is_full_of_work, tear_down),
+        cmocka_unit_test_teardown(test_close_answers_lookups, tear_down),
+        cmocka_unit_test_teardown(test_what_is_used_twice_is_put_once, tear_down),
+        cmocka_unit_test_teardown(test_all_and_off, tear_down),
+        cmocka_unit_test_teardown(test_two_stores_one_copy, tear_down),
+        cmocka_unit_test_teardown(test_a_better_record_replaces, tear_down),
+        cmocka_unit_test_teardown(test_no_room_there, tear_down),
+        cmocka_unit_test_teardown(test_puts_are_bounded, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_reaches_there, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_waits_for_puts, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_that_fails_there_says_so, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_during_a_read, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
