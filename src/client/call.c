@@ -293,7 +293,7 @@ static long lookup_shards(struct kvt_ns *ns, const struct kvt_key *keys, size_t 
             return status;
         for (uint32_t i = 0; i < count; i++) {
             enum kvt_tier tier = shards_tier(parts + i * use.shards, use.shards);
-            bool there = tier == KVT_TIER_DRAM || tier == KVT_TIER_DISK;
+            bool there = tier == KVT_TIER_DRAM || tier == KVT_TIER_DISK || tier == KVT_TIER_REMOTE;
             if (tiers != NULL && (use.each || run == i))
                 tiers[at + i] = tier;
             for (uint32_t part = 0; roots != NULL && part < use.shards; part++)

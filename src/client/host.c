@@ -33,6 +33,10 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     /* Clients of a daemon may be stopped while they hold slots: a quarter each. */
     params->client_bytes_max = host->shared ? host->memory.arena_bytes / 4 : 0;
     params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
+    params->remote = host->remote;
+    params->remote_deadline_ns = (int64_t)settings->remote_deadline;
+    params->remote_queue_bytes = settings->remote_queue;
+    params->remote_write = settings->remote_write;
     params->seed = kvt_rng_seed_os();
     params->clock = host->clock;
     params->log = host->log;
@@ -102,9 +106,31 @@ int kvt_host_init(struct kvt_host *host, char *error, size_t error_len)
     return kvt_arena_map(host->settings, host->shared, &host->memory, error, error_len);
 }
 
+static const char *file_or_null(const char *path)
+{
+    return path[0] ? path : NULL;
+}
+
+static int remote_open(struct kvt_host *host, char *error, size_t error_len)
+{
+    const struct kvt_settings *settings = host->settings;
+    const struct kvt_remote_params params = {
+        .where = settings->remote,
+        .auth_file = file_or_null(settings->remote_auth),
+        .mac_file = file_or_null(settings->remote_mac),
+        .ca_file = file_or_null(settings->remote_ca),
+        .ttl_ns = settings->remote_ttl == KVT_AUTO ? 0 : (int64_t)settings->remote_ttl,
+        .log = host->log};
+    if (!settings->remote[0])
+        return 0;
+    return kvt_remote_tier_open(&params, &host->remote, error, error_len);
+}
+
 int kvt_host_open(struct kvt_host *host, char *error, size_t error_len)
 {
     int rc = kvt_roots_open(host, error, error_len);
+    if (rc == 0)
+        rc = remote_open(host, error, error_len);
     if (rc == 0)
         rc = kvt_owner_new(&host->owner);
     if (rc == 0)
@@ -119,6 +145,9 @@ void kvt_host_close(struct kvt_host *host)
     kvt_roots_retry_stop(host);
     kvt_owner_stop(host->owner, CLOSE_TIMEOUT_NS);
     host->owner = NULL;
+    if (host->remote != NULL)
+        host->remote->ops->destroy(host->remote);
+    host->remote = NULL;
     kvt_roots_close(host);
 }
 

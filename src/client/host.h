@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "client/settings.h"
 #include "io/io.h"
+#include "remote/remote.h"
 #include "store/owner.h"
 
 #define KVT_HUGE_BYTES (UINT64_C(2) << 20)
@@ -62,7 +63,8 @@ struct kvt_host {
 
     struct kvt_arena_map memory;
     struct kvt_owner *owner;
-    pthread_t retry_thread; /* takes roots over that others let go of (roots.c) */
+    struct kvt_remote *remote; /* the tier that machines share; NULL: none */
+    pthread_t retry_thread;    /* takes roots over that others let go of (roots.c) */
     bool retry_running;
 
     pthread_mutex_t lock; /* everything below */

@@ -22,6 +22,7 @@
 #include "kvtier/codec.h"
 #include "kvtier/layout.h"
 #include "plan/admission.h"
+#include "remote/remote.h"
 
 #define KIB (UINT64_C(1) << 10)
 #define TIB (UINT64_C(1) << 40)
@@ -118,6 +119,23 @@ static const struct kvt_option options[] = {
      "record bytes a second that a GPU's loads and stores are held to; none: as fast as it goes"},
     {"gds", T_PIN, AT(gds), "off", NULL, 0, 0,
      "loads from disk into GPU memory past DRAM: auto (where that is faster), required, off"},
+    {"remote", T_REMOTE, AT(remote), "none", NULL, 0, 0,
+     "a tier that machines share: redis://host:port (or seeds of a cluster), rediss://, "
+     "redis+unix:/path; none"},
+    {"remote_auth", T_FILE, AT(remote_auth), "none", NULL, 0, 0,
+     "a file with \"password\" or \"user password\" for it, read at each connect; none"},
+    {"remote_write", T_REMOTE_WRITE, AT(remote_write), "second_use", NULL, 0, 0,
+     "which blocks are put there: second_use (used twice), all (stored), off (it is only read)"},
+    {"remote_deadline", T_DEADLINE, AT(remote_deadline), "250ms", NULL, 0, 60000000000,
+     "time that one look-up or one read there may take; what comes later counts as absent"},
+    {"remote_ttl", T_DEADLINE, AT(remote_ttl), "none", "none", 0, INT64_MAX,
+     "records put there live so long; none: as long as the server keeps them"},
+    {"remote_queue", T_SIZE, AT(remote_queue), "16MiB", NULL, 64 * KIB, 64 * TIB,
+     "bytes of records on their way there at a time; they stay in dram meanwhile"},
+    {"remote_mac", T_FILE, AT(remote_mac), "none", NULL, 0, 0,
+     "a file with a key of 32 bytes or more: records without its MAC are not loaded; none"},
+    {"remote_ca", T_FILE, AT(remote_ca), "none", NULL, 0, 0,
+     "certificates that rediss:// trusts, PEM; none: the system's"},
     {"trace", T_FILE, AT(trace), "none", NULL, 0, 0,
      "a file that lookups are recorded in for 'kvtier replay': salted digests, no prompts; none"},
     {"trace_max", T_SIZE, AT(trace_max), "64MiB", NULL, 1024 * KIB, TIB,
@@ -426,6 +444,26 @@ static int set_file(struct kvt_config *config, const struct kvt_option *option, 
     return 0;
 }
 
+static const char *const remote_write_words[] = {[KVT_REMOTE_WRITE_OFF] = "off",
+                                                 [KVT_REMOTE_WRITE_SECOND] = "second_use",
+                                                 [KVT_REMOTE_WRITE_ALL] = "all"};
+
+static int set_remote(struct kvt_config *config, const char *value)
+{
+    char *field = config->settings.remote;
+    const size_t room = sizeof(config->settings.remote);
+    if (strcmp(value, "none") == 0) {
+        field[0] = '\0';
+        return 0;
+    }
+    if (strlen(value) >= room)
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE, "remote: at most %zu bytes", room - 1);
+    int rc = kvt_remote_where_check(value, config->error, sizeof(config->error));
+    if (rc == 0)
+        (void)snprintf(field, room, "%s", value);
+    return rc;
+}
+
 int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, const char *value)
 {
     void *field = (char *)&config->settings + option->offset;
@@ -465,6 +503,11 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return set_store(config, value);
     case T_FILE:
         return set_file(config, option, value, field);
+    case T_REMOTE:
+        return set_remote(config, value);
+    case T_REMOTE_WRITE:
+        return set_word(config, "remote_write", value, remote_write_words,
+                        KVT_ARRAY_LEN(remote_write_words), 0, "second_use, all, off", field);
     case T_DISK:
         if (strcmp(value, "none") != 0)
             return add_disk(config, value);
@@ -522,7 +565,10 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
                        settings->socket);
         return buffer;
     case T_FILE:
+    case T_REMOTE:
         return *(const char *)field ? field : "none";
+    case T_REMOTE_WRITE:
+        return remote_write_words[*(const int *)field];
     case T_DISK:
         break;
     }

@@ -25,6 +25,8 @@ enum kvt_option_type {
     T_DEADLINE,
     T_STORE,
     T_FILE,
+    T_REMOTE,
+    T_REMOTE_WRITE,
     T_DISK
 };
 

@@ -74,6 +74,12 @@ struct kvt_settings {
     uint64_t spin;        /* ns; KVT_AUTO: nobody spins */
     char socket[108];     /* of a kvtierd; "": the store is in this process */
     int env;              /* 1: KVTIER_CONFIG is applied at open */
+    char remote[1024];    /* the tier that machines share; "": none */
+    char remote_auth[1024], remote_mac[1024], remote_ca[1024]; /* files; "": none */
+    uint64_t remote_deadline;                                  /* ns */
+    uint64_t remote_ttl;                                       /* ns; KVT_AUTO: for ever */
+    uint64_t remote_queue;                                     /* bytes */
+    int remote_write;                                          /* enum kvt_remote_write */
     uint32_t exclude_count;
     struct kvt_layer_range { /* layers that are stored raw */
         uint32_t from, to;   /* both included */

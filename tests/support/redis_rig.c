@@ -26,11 +26,12 @@ extern char **environ;
 static pid_t spawn(char *words, int out)
 {
     posix_spawn_file_actions_t actions;
-    char *argv[64];
+    char *argv[64], *rest = NULL;
     int count = 0;
     pid_t pid = 0;
 
-    for (char *word = strtok(words, " "); word && count < 63; word = strtok(NULL, " "))
+    for (char *word = strtok_r(words, " ", &rest); word && count < 63;
+         word = strtok_r(NULL, " ", &rest))
         argv[count++] = word;
     argv[count] = NULL;
     assert_int_equal(posix_spawn_file_actions_init(&actions), 0);

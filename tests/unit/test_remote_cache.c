@@ -1,0 +1,183 @@
+/* Two caches with DRAM of their own and one server between them, through the public API.
+ *
+ * Goal:   what one has stored, the other finds and loads exact, and says where it came from; with
+ *         a disk as well; a server that goes away costs misses; purge reaches it; close is quick
+ *         with a server that hangs.
+ * Method: a real redis-server (support/redis_rig.h), two rigs in this process; skipped without.
+ */
+#include "support/rig.h"
+
+#include <string.h>
+
+#include "support/redis_rig.h"
+
+#define BLOCKS 24u
+
+static struct redis_rig redis;
+static struct rig one, two;
+
+static int tear_down(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct rig *rig = i ? &two : &one;
+
+        if (rig->cache)
+            rig_close(rig);
+        if (rig->memory[0])
+            rig_free(rig);
+        memset(rig, 0, sizeof(*rig));
+    }
+    redis_rig_stop(&redis);
+    return 0;
+}
+
+static void open_one(struct rig *rig, const char *more, const char *cap)
+{
+    struct rig_shape shape = rig_shape_small(64);
+    char config[400], url[200];
+
+    redis_rig_url(&redis, url, sizeof(url));
+    snprintf(config, sizeof(config), "dram=4MiB,remote=%s,remote_deadline=20s%s%s", url,
+             more[0] ? "," : "", more);
+    rig_init(rig, &shape, config, cap);
+    rig_open(rig);
+}
+
+static void wait_stat(struct rig *rig, const char *name, uint64_t want)
+{
+    for (int i = 0; i < 1200 && rig_stat(rig, name) != want; i++)
+        rig_sleep_ms(50);
+    assert_int_equal(rig_stat(rig, name), want);
+}
+
+static bool begin(void)
+{
+    if (getenv("KVT_RIG_DAEMON") || !redis_rig_able())
+        return false;
+    redis_rig_start(&redis, "");
+    return true;
+}
+
+static void test_the_second_cache_loads_what_the_first_stored(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all", NULL);
+    open_one(&two, "", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&one, "remote.put", BLOCKS);
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), BLOCKS);
+    assert_int_equal(rig_lookup(&two, 1, BLOCKS + 4), BLOCKS);
+    assert_int_equal(rig_load(&two, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(rig_stat(&two, "load.granted_remote"), BLOCKS);
+    assert_int_equal(rig_stat(&two, "lookup.hits_remote"), BLOCKS);
+    assert_int_equal(rig_load(&two, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(rig_stat(&two, "load.granted_dram"), BLOCKS);
+    assert_int_equal(rig_stat(&two, "remote.put"), 0);
+}
+
+/* The first has long gone; the second has a disk, and keeps what it got over a restart without the
+ * server. */
+static void test_over_a_restart_with_a_disk(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    rig_close(&one); /* puts what waits */
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), BLOCKS);
+    open_one(&two, "", "64MiB");
+    assert_int_equal(rig_lookup(&two, 1, BLOCKS), BLOCKS);
+    assert_int_equal(rig_load(&two, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(kvt_flush(two.cache), 0);
+    redis_rig_kill(&redis, 0);
+    rig_reopen(&two);
+    assert_int_equal(rig_lookup(&two, 1, BLOCKS), BLOCKS);
+    assert_int_equal(rig_load(&two, 1, BLOCKS, NULL), BLOCKS);
+    assert_int_equal(rig_stat(&two, "load.granted_disk"), BLOCKS);
+}
+
+/* What is used twice is put, and only that. */
+static void test_second_use(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_load(&one, 1, 10, NULL), 10);
+    wait_stat(&one, "remote.put", 10);
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), 10);
+    open_one(&two, "", NULL);
+    assert_int_equal(rig_lookup(&two, 1, BLOCKS), 10);
+    assert_int_equal(rig_load(&two, 1, BLOCKS, NULL), 10);
+}
+
+/* Gone from both: here and there. */
+static void test_purge_reaches_the_server(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&one, "remote.put", BLOCKS);
+    assert_int_equal(kvt_purge(one.ns, NULL, 0), BLOCKS);
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), 0);
+    assert_int_equal(rig_lookup(&one, 1, BLOCKS), 0);
+}
+
+/* Without the server everything works as without a shared tier; back again, it is used again. */
+static void test_without_the_server(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all", NULL);
+    redis_rig_kill(&redis, 0);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_lookup(&one, 1, BLOCKS + 8), BLOCKS);
+    assert_int_equal(rig_load(&one, 1, BLOCKS, NULL), BLOCKS);
+    assert_true(rig_stat(&one, "remote.nodes_down") == 1 || rig_stat(&one, "remote.losses") > 0);
+    redis_rig_run(&redis, 0);
+    for (int i = 0; i < 1200 && redis_rig_number(&redis, 0, "DBSIZE") < (long)BLOCKS; i++) {
+        assert_int_equal(rig_load(&one, 1, BLOCKS, NULL), BLOCKS);
+        rig_sleep_ms(50);
+    }
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), BLOCKS);
+}
+
+/* A server that hangs holds up neither look-ups for long nor the close. */
+static void test_a_server_that_hangs(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_deadline=100ms,remote_write=all", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&one, "remote.put", BLOCKS);
+    redis_rig_freeze(&redis, 0, true);
+    for (uint64_t i = 0; i < 50; i++)
+        assert_int_equal(rig_lookup(&one, 1000 + 100 * i, 8), 0);
+    assert_int_equal(rig_store(&one, 100, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_load(&one, 100, BLOCKS, NULL), BLOCKS);
+    rig_close(&one);
+    redis_rig_freeze(&redis, 0, false);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_the_second_cache_loads_what_the_first_stored, tear_down),
+        cmocka_unit_test_teardown(test_over_a_restart_with_a_disk, tear_down),
+        cmocka_unit_test_teardown(test_second_use, tear_down),
+        cmocka_unit_test_teardown(test_purge_reaches_the_server, tear_down),
+        cmocka_unit_test_teardown(test_without_the_server, tear_down),
+        cmocka_unit_test_teardown(test_a_server_that_hangs, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
