@@ -242,8 +242,14 @@ static void fall_back(struct kvt_lane_gds *gds, struct kvt_block *block, int rc)
         cache->counters.gds_errors++;
     kvt_coding_end(cache, KVT_REQ_LOAD, block, &out);
     kvt_pump(cache);
+    int code = rc == -EIO ? kvt_gds_last_code(gds->reader) : 0;
+    char what[160];
+    (void)snprintf(what, sizeof(what), "%s%s%s (%d)",
+                   rc == -ENODATA ? "a read brought fewer bytes" : kvt_strerror(rc),
+                   code != 0 ? ": " : "", code != 0 ? kvt_cufile_error(code) : "",
+                   code != 0 ? code : rc);
     if (rc != 0)
-        note_failure(gds, rc == -ENODATA ? "a read brought fewer bytes" : kvt_strerror(rc));
+        note_failure(gds, what);
 }
 
 /* Locked; lets go of the lock to read. */
@@ -392,7 +398,8 @@ static bool find_roots(struct kvt_lane_gds *gds, char *text, size_t len)
     return wanted && gds->root_count > 0;
 }
 
-static int start(struct kvt_lane_gds *gds, char *text, size_t len)
+/* Before the probes, which then find cuFile started: it does not like to start twice. */
+static int start_reader(struct kvt_lane_gds *gds, char *text, size_t len)
 {
     struct kvt_gds_reader_opts opts = {
         .library = gds->lane->cache->gds_library,
@@ -406,6 +413,12 @@ static int start(struct kvt_lane_gds *gds, char *text, size_t len)
         gds->reader = NULL;
         (void)snprintf(text, len, "off: %s", reason);
     }
+    return rc;
+}
+
+static int start_threads(struct kvt_lane_gds *gds, char *text, size_t len)
+{
+    int rc = 0;
     for (uint32_t i = 0; i < THREADS && rc == 0; i++) {
         struct thread *own = &gds->threads[i];
         own->gds = gds;
@@ -455,7 +468,8 @@ static struct kvt_lane_gds *gds_make(struct kvt_lane *lane, char *text, size_t l
     kvt_bq_init(&gds->due);
     pthread_mutex_init(&gds->files_lock, NULL);
     pthread_cond_init(&gds->work, NULL);
-    if (find_roots(gds, text, len) && start(gds, text, len) == 0)
+    if (start_reader(gds, text, len) == 0 && find_roots(gds, text, len) &&
+        start_threads(gds, text, len) == 0)
         return gds;
     gds_free(gds);
     return NULL;

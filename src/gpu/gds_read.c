@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 struct kvt_gds_reader {
     struct kvt_gpu *gpu;
     struct kvt_cufile cufile; /* threads take a copy: it holds the code of the last error */
+    _Atomic int last_code;    /* relaxed: any of the last ones, for people */
     uint32_t chunk_bytes, head_bytes;
     kvt_cu_ptr device;
     int registered;
@@ -32,6 +34,16 @@ uint64_t kvt_gds_address(const struct kvt_gds_reader *reader, uint32_t chunk)
 uint8_t *kvt_gds_head(const struct kvt_gds_reader *reader, uint32_t chunk)
 {
     return reader->heads + (size_t)chunk * reader->head_bytes;
+}
+
+static void note(struct kvt_gds_reader *reader, const struct kvt_cufile *cufile)
+{
+    atomic_store_explicit(&reader->last_code, cufile->last_code, memory_order_relaxed);
+}
+
+int kvt_gds_last_code(const struct kvt_gds_reader *reader)
+{
+    return atomic_load_explicit(&reader->last_code, memory_order_relaxed);
 }
 
 /* Our context is current. */
@@ -147,6 +159,7 @@ int kvt_gds_file_open(struct kvt_gds_reader *reader, const char *path, struct kv
         kvt_gpu_leave(reader->gpu);
     }
     if (status != 0) {
+        note(reader, &own);
         (void)close(file->fd);
         file->handle = NULL;
     }
@@ -183,6 +196,7 @@ int kvt_gds_read(struct kvt_gds_reader *reader, void *stream, const struct kvt_g
         kvt_cu_result end = cuda->stream_sync(stream);
         status = kvt_gpu_check(reader->gpu, result != KVT_CU_OK ? result : end);
     } else {
+        note(reader, &own);
         status = got < 0 ? (int)got : -ENODATA;
     }
     kvt_gpu_leave(reader->gpu);

@@ -29,6 +29,9 @@ void kvt_gds_reader_free(struct kvt_gds_reader *reader);
 uint64_t kvt_gds_address(const struct kvt_gds_reader *reader, uint32_t chunk);
 uint8_t *kvt_gds_head(const struct kvt_gds_reader *reader, uint32_t chunk);
 
+/* What cuFile said when a call last failed with -EIO: kvt_cufile_error() has it in words. */
+int kvt_gds_last_code(const struct kvt_gds_reader *reader);
+
 /* A thread's own stream, for the heads. 0; -ENOMEM; KVT_E_DEVICE. */
 KVT_GPU_RESULT int kvt_gds_stream_new(struct kvt_gds_reader *reader, void **stream);
 void kvt_gds_stream_free(struct kvt_gds_reader *reader, void *stream); /* NULL is allowed */

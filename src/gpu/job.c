@@ -27,8 +27,10 @@
  * 8), and the last of a restore. */
 #define FIRST_EVICT_WAVE 8u
 #define LAST_RESTORE_WAVE 4u
-#define CHECK_CTAS_MAX 4u  /* the page kernel hashes about 25 GB/s with one CTA of an H200 */
-#define CHECK_CTAS_MANY 8u /* of 48 and more in all */
+#define CHECK_CTAS_MAX 4u /* the page kernel hashes about 25 GB/s with one CTA of an H200 */
+#define CHECK_CTAS_MANY \
+    8u /* of 48 and more in all, and a sixth of many more: as long as the coder */
+#define CHECK_CTAS_PART 6u
 
 static int launch(struct kvt_gpu *gpu, enum kvt_gpu_kernel kernel, uint32_t ctas, uint64_t warps,
                   void *parameter, kvt_cu_stream stream)
@@ -244,7 +246,7 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
     job->ctas = order->ctas > 0 ? order->ctas : plan->stage->opts.ctas;
     job->move_ctas = order->ctas > 0 ? KVT_MAX(order->ctas / 4, 1u) : plan->stage->opts.move_ctas;
     job->check_ctas = job->ctas < 8     ? 0
-                      : job->ctas >= 48 ? CHECK_CTAS_MANY
+                      : job->ctas >= 48 ? KVT_MAX(CHECK_CTAS_MANY, job->ctas / CHECK_CTAS_PART)
                                         : KVT_MIN((3 * job->ctas + 8) / 16, CHECK_CTAS_MAX);
     job->count = n;
     job->range_count = 0;

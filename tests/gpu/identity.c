@@ -26,6 +26,7 @@
 struct identity {
     struct kvt_gpu *gpu;
     kvt_cu_ptr pool;
+    kvt_cu_ptr staged;              /* records, for the path that finds them on the device */
     uint8_t *host_pool, *back_pool; /* what the device pool should hold; a copy of it */
     uint8_t *slots;                 /* pinned */
     uint8_t *want;
@@ -61,7 +62,8 @@ struct identity *identity_new(struct kvt_gpu *gpu)
                id->slots != MAP_FAILED && kvt_gpu_pin(gpu, id->slots, SLOT_BYTES) == 0 &&
                kvt_gpu_enter(gpu) == 0;
     if (fine) {
-        fine = gpu->cuda.memory_alloc(&id->pool, POOL_BYTES) == KVT_CU_OK;
+        fine = gpu->cuda.memory_alloc(&id->pool, POOL_BYTES) == KVT_CU_OK &&
+               gpu->cuda.memory_alloc(&id->staged, SLOT_BYTES) == KVT_CU_OK;
         kvt_gpu_leave(gpu);
     }
     if (fine)
@@ -76,6 +78,8 @@ void identity_free(struct identity *id)
         return;
     if (id->pool != 0 && kvt_gpu_enter(id->gpu) == 0) {
         (void)id->gpu->cuda.memory_free(id->pool);
+        if (id->staged != 0)
+            (void)id->gpu->cuda.memory_free(id->staged);
         kvt_gpu_leave(id->gpu);
     }
     if (id->slots != NULL && id->slots != MAP_FAILED) {
@@ -144,7 +148,7 @@ static size_t random_place(struct kvt_rng *rng, const struct kvt_part *part, uin
 static int random_shape(struct kvt_rng *rng, struct identity *id, struct shape *s)
 {
     static const enum kvt_gpu_path paths[] = {KVT_GPU_PATH_COPY, KVT_GPU_PATH_SM,
-                                              KVT_GPU_PATH_DIRECT};
+                                              KVT_GPU_PATH_DIRECT, KVT_GPU_PATH_STAGED};
     size_t at = 0;
     memset(s, 0, sizeof(*s));
     s->layout.struct_size = sizeof(s->layout);
@@ -185,7 +189,7 @@ static int random_shape(struct kvt_rng *rng, struct identity *id, struct shape *
     s->level = 1 + (int)pick(rng, 6);
     s->guard = (int)pick(rng, 2);
     s->values = (int)pick(rng, 12);
-    s->path = paths[pick(rng, 3)];
+    s->path = paths[pick(rng, 4)];
     s->reverse = (int)(s->blocks + (uint32_t)s->values) & 1; /* no number of rng: seeds stay */
     s->payload_bytes = kvt_payload_bytes(&s->layout, s->group, s->level);
     s->record_bytes = kvt_record_bytes(s->payload_bytes);
@@ -339,8 +343,7 @@ static uint8_t *slot_of(const struct identity *id, const struct shape *s, uint32
     return id->slots + s->record_bytes * (s->reverse ? s->blocks - 1 - i : i);
 }
 
-/* The pool there and back, on a stream of its own and waited for. */
-static int move_pool(struct identity *id, const struct shape *s, int to_device)
+static int move(struct identity *id, kvt_cu_ptr device, void *host, size_t bytes, int to_device)
 {
     const struct kvt_cuda *cuda = &id->gpu->cuda;
     kvt_cu_stream stream;
@@ -349,9 +352,8 @@ static int move_pool(struct identity *id, const struct shape *s, int to_device)
         return rc;
     rc = kvt_gpu_check(id->gpu, cuda->stream_create(&stream, KVT_CU_STREAM_NON_BLOCKING, 0));
     if (rc == 0) {
-        kvt_cu_result result =
-            to_device ? cuda->copy_to_device_async(id->pool, id->host_pool, s->pool_bytes, stream)
-                      : cuda->copy_to_host_async(id->back_pool, id->pool, s->pool_bytes, stream);
+        kvt_cu_result result = to_device ? cuda->copy_to_device_async(device, host, bytes, stream)
+                                         : cuda->copy_to_host_async(host, device, bytes, stream);
         if (result == KVT_CU_OK)
             result = cuda->stream_sync(stream);
         rc = kvt_gpu_check(id->gpu, result);
@@ -359,6 +361,12 @@ static int move_pool(struct identity *id, const struct shape *s, int to_device)
     }
     kvt_gpu_leave(id->gpu);
     return rc;
+}
+
+/* The pool there and back, on a stream of its own and waited for. */
+static int move_pool(struct identity *id, const struct shape *s, int to_device)
+{
+    return move(id, id->pool, to_device ? id->host_pool : id->back_pool, s->pool_bytes, to_device);
 }
 
 /* The record that the device should make of a block; returns the scalar encoder's status. */
@@ -423,7 +431,7 @@ static int evict(struct identity *id, const struct shape *s, struct kvt_gpu_plan
     uint8_t headers[BLOCKS_MAX][128];
     struct kvt_gpu_job *job;
     struct kvt_gpu_order order = {.path = s->path, .guard = s->guard};
-    if (order.path == KVT_GPU_PATH_DIRECT)
+    if (order.path >= KVT_GPU_PATH_DIRECT) /* for restores only */
         order.path = KVT_GPU_PATH_SM;
     for (uint32_t i = 0; i < s->blocks; i++) {
         items[i].record = slot_of(id, s, i);
@@ -475,6 +483,11 @@ static int restore(struct identity *id, const struct shape *s, struct kvt_gpu_pl
         pick(rng, 8) == 0 && s->path != KVT_GPU_PATH_DIRECT ? pick(rng, s->blocks) : s->blocks;
     if (broken < s->blocks) /* one bit, not in the checksum field */
         ((uint8_t *)items[broken].record)[128 + pick(rng, (uint32_t)s->record_bytes - 128)] ^= 4;
+    if (s->path == KVT_GPU_PATH_STAGED &&
+        move(id, id->staged, id->slots, s->blocks * s->record_bytes, 1) != 0)
+        FAIL("upload of records failed");
+    for (uint32_t i = 0; i < s->blocks; i++)
+        items[i].staged = id->staged + (kvt_cu_ptr)((uint8_t *)items[i].record - id->slots);
     int rc = kvt_gpu_restore(plan, items, s->blocks, &order, &job);
     if (rc != 0)
         FAIL("restore refused: %d", rc);

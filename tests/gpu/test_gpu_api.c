@@ -107,6 +107,34 @@ static void test_eviction(void **state)
     api_free(&api);
 }
 
+/* Direct loads, by whatever path cuFile takes here; where it takes none, its reason is printed. */
+static void test_direct(void **state)
+{
+    static const struct api_shape shape = {"direct",       32,      8,    128, 16, 64,
+                                           KVT_DTYPE_BF16, API_NHD, false};
+    struct api api;
+    char text[512];
+    (void)state;
+    assert_true(api_init(&api, NULL, &shape, "dram=512MiB,threads=1,gds=auto", true));
+    api.gds_any = true;
+    api_open(&api);
+    fill(&api, 64, 5, API_SMOOTH);
+    assert_int_equal(api_store(&api, 1000, 64, 0, 0, NULL), 64);
+    assert_int_equal(kvt_flush(api.cache), 0);
+    api_close(&api);
+    api_open(&api);
+    api_stat_text(&api, "gpu.gds.state", text, sizeof(text));
+    print_message("%s\n", text);
+    expect_coded(&api, 64, 5, API_SMOOTH);
+    assert_int_equal(api_load(&api, 1000, 64, 0, NULL), 64);
+    assert_true(api_same(&api));
+    if (strncmp(text, "off: ", 5) != 0 && api_stat(&api, "gpu.gds.reads") != 64) {
+        api_stat_text(&api, "gpu.gds.state", text, sizeof(text));
+        fail_msg("%llu reads; %s", (unsigned long long)api_stat(&api, "gpu.gds.reads"), text);
+    }
+    api_free(&api);
+}
+
 /* All of the arena pinned: the same again. */
 static void test_pinned(void **state)
 {
@@ -136,9 +164,8 @@ int main(void)
     struct kvt_gpu *gpu;
     char reason[256];
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_geometries),
-        cmocka_unit_test(test_ladder),
-        cmocka_unit_test(test_eviction),
+        cmocka_unit_test(test_geometries), cmocka_unit_test(test_ladder),
+        cmocka_unit_test(test_eviction),   cmocka_unit_test(test_direct),
         cmocka_unit_test(test_pinned),
     };
     if (kvt_gpu_open(&opts, &gpu, reason, sizeof(reason)) != 0) {
