@@ -114,6 +114,13 @@ static const struct kvt_about abouts[] = {
      "code 1 when nothing was read from the drive. Works in a directory of its own inside --dir, "
      "which it removes; takes up to three times --size there, four with --fio.",
      "kvtier bench l2 --dir /mnt/nvme --fio\nkvtier bench l2 --dir /mnt/nvme --size 8GiB --json"},
+    {"bench daemon",
+     "Measures the same cache in this process and through a kvtierd that it starts: round trips of "
+     "lookups by callers that sleep and by ones that spin, loads from DRAM and, with --dir, from "
+     "disk, and as many client processes as processors beside one process with a store of its own. "
+     "Both sides of a pair are measured right after each other; medians of each side and of the "
+     "pairs' ratios are printed.",
+     "kvtier bench daemon --json\nkvtier bench daemon --dir /mnt/nvme"},
     {"bench index",
      "Makes a root of very many small records (real headers and footers; the records are holes, "
      "since opening reads none), drops its page cache, and opens it in a new process: how long "

@@ -1,127 +1,45 @@
 /* kvtier bench daemon: what the way to a kvtierd costs, beside the same cache in this process.
  *
- * Round trips of lookups (64 keys, and a chain of 8,192), by a client that sleeps and by one that
- * spins; rates of loads from DRAM, raw, in this process and through the daemon; and as many client
- * processes as processors at a time. Both stores are measured in turns, so that a busy machine
- * spoils both alike; medians are told. Processes: this one, a kvtierd, and clients by fork().
+ * Round trips of lookups (64 keys, and a chain of 8,192), by callers that sleep and by ones that
+ * spin; loads from DRAM and from disk, raw; and as many client processes as processors at a time,
+ * beside one process with a store of its own. Everything is measured in pairs, one side right after
+ * the other and each first in turn, so that a busy machine spoils both alike: medians are told, and
+ * ratios are medians of the pairs' ratios. Processes: this one, a kvtierd, and clients by fork().
  */
+#include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "bench_daemon.h"
 #include "cli.h"
 #include "commands.h"
 #include "daemon_child.h"
-#include "kvtier/kvtier.h"
 
 #define COMMAND "bench daemon"
+#define CHAIN 8192u
+#define LOOKUPS 64u /* of a pair, one side: the median of them counts */
+#define PAIRS_MAX 1000
 
-enum { HEADS = 8, TOKENS = 16, DIM = 128, BLOCKS = 1024, CHAIN = 8192, PROCESSES_MAX = 64 };
-#define BLOCK_BYTES (2ull * HEADS * TOKENS * DIM * 2)
+enum { PROCESS, DAEMON, SIDES };
 
-struct side { /* one way to a store */
-    struct kvt_cache *cache;
-    struct kvt_ns *ns;
-    struct kvt_pool *pool;
-    uint16_t *memory;
+struct pairs { /* of one measure */
+    double value[SIDES][PAIRS_MAX];
+    uint32_t count;
 };
 
 struct figures {
-    double sleep_us, spin_us, chain_ms, sleep_us_p99;
-    double load_gbs, all_gbs;
+    double value[SIDES], ratio; /* ratio: daemon / process */
 };
 
-static int64_t now_ns(void)
-{
-    struct timespec at;
-
-    clock_gettime(CLOCK_MONOTONIC, &at);
-    return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
-}
-
-static void key_make(struct kvt_key *key, uint64_t number)
-{
-    memset(key, 0, sizeof(*key));
-    memcpy(key->hash, &number, sizeof(number));
-    key->hash_len = 16;
-}
-
-/* options: of the cache, "key=value,..." */
-static int side_open(struct side *side, const char *options)
-{
-    static const struct kvt_part parts[] = {
-        {.kind = KVT_PART_K, .dtype = KVT_DTYPE_BF16, .heads = HEADS, .head_dim = DIM},
-        {.kind = KVT_PART_V, .dtype = KVT_DTYPE_BF16, .heads = HEADS, .head_dim = DIM}};
-    const struct kvt_layout layout = {
-        .struct_size = sizeof(layout), .block_tokens = TOKENS, .part_count = 2, .parts = parts};
-    const int64_t block = (int64_t)BLOCK_BYTES / 2, head = block / HEADS, token = head / TOKENS;
-    struct kvt_config *config = NULL;
-    struct kvt_identity who;
-    char error[512] = "";
-
-    memset(side, 0, sizeof(*side));
-    side->memory = calloc(BLOCKS, BLOCK_BYTES);
-    if (side->memory == NULL || kvt_config_new(&config) != 0)
-        return -1;
-    for (size_t i = 0; i < BLOCKS * BLOCK_BYTES / 2; i += 7)
-        side->memory[i] = (uint16_t)(i * 2654435761u >> 17 & 0x3fffu);
-    const struct kvt_part_place places[] = {
-        {side->memory, block, head, token, 2},
-        {side->memory + BLOCKS * BLOCK_BYTES / 4, block, head, token, 2}};
-    const struct kvt_pool_desc desc = {sizeof(desc), KVT_DEVICE_HOST, BLOCKS, 2, places};
-    int rc = kvt_config_set_all(config, options);
-    if (rc == 0)
-        rc = kvt_open(config, &side->cache, error, sizeof(error));
-    if (rc != 0 || error[0])
-        kvt_cli_error(COMMAND, "%s%s", kvt_config_error(config), error);
-    kvt_config_free(config);
-    kvt_identity_init(&who);
-    who.engine = "bench";
-    who.model = "none";
-    if (rc == 0)
-        rc = kvt_ns_open(side->cache, &who, &layout, &side->ns);
-    if (rc == 0)
-        rc = kvt_pool_register(side->cache, &layout, &desc, &side->pool);
-    return rc == 0 && error[0] == '\0' ? 0 : -1;
-}
-
-static void side_close(struct side *side)
-{
-    kvt_pool_unregister(side->pool);
-    kvt_ns_close(side->ns);
-    kvt_close(side->cache);
-    free(side->memory);
-    memset(side, 0, sizeof(*side));
-}
-
-/* Store or load all pages, raw; blocks that are there then, seconds taken. */
-static size_t move(struct side *side, int store, double *seconds)
-{
-    struct kvt_store_opts opts = {.struct_size = sizeof(opts), .exact = 1};
-    struct kvt_req_report report = {.struct_size = sizeof(report)};
-    static struct kvt_key keys[BLOCKS];
-    static uint32_t ids[BLOCKS];
-    struct kvt_req *req = NULL;
-
-    for (uint32_t i = 0; i < BLOCKS; i++) {
-        key_make(&keys[i], i + 1);
-        ids[i] = i;
-    }
-    const int64_t start = now_ns();
-    int rc = store ? kvt_store(side->ns, side->pool, keys, ids, BLOCKS, &opts, &req)
-                   : kvt_load(side->ns, side->pool, keys, ids, BLOCKS, NULL, &req);
-    if (rc != 0 || kvt_req_wait(req, -1) != 1 || kvt_req_report(req, &report) != 0)
-        return 0;
-    *seconds = (double)(now_ns() - start) * 1e-9;
-    kvt_req_free(req);
-    return report.blocks_ok;
-}
+struct results {
+    struct figures sleep, late, spin, chain, dram, disk, clients;
+};
 
 static int order(const void *a, const void *b)
 {
@@ -130,196 +48,302 @@ static int order(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Lookups of n keys, each timed; median in seconds, the 99th of a hundred in *late. */
-static double lookups(struct side *side, uint32_t n, uint32_t times, double *late)
+static double median(double *values, uint32_t count)
 {
-    struct kvt_key *keys = calloc(n, sizeof(*keys));
-    double *took = calloc(times, sizeof(*took)), median = 0;
-
-    for (uint32_t i = 0; keys != NULL && i < n; i++)
-        key_make(&keys[i], i % BLOCKS + 1);
-    for (uint32_t i = 0; keys != NULL && took != NULL && i < times && !kvt_cli_interrupted(); i++) {
-        const int64_t start = now_ns();
-        if (kvt_lookup(side->ns, keys, n, NULL, NULL) != (long)n)
-            took[i] = 1e9; /* shows as an absurd figure: something is not there */
-        else
-            took[i] = (double)(now_ns() - start) * 1e-9;
-    }
-    if (keys != NULL && took != NULL) {
-        qsort(took, times, sizeof(*took), order);
-        median = took[times / 2];
-        if (late != NULL)
-            *late = took[times - 1 - times / 100];
-    }
-    free(keys);
-    free(took);
-    return median;
+    qsort(values, count, sizeof(values[0]), order);
+    return count > 0 ? values[count / 2] : 0;
 }
 
-/* Median of some loads of everything, bytes of pages a second. */
-static double load_rate(struct side *side, uint32_t times)
+static struct figures pairs_end(struct pairs *pairs)
 {
-    double took[16] = {0}, seconds = 0;
+    static double ratios[PAIRS_MAX];
+    struct figures out = {.ratio = 0};
 
-    times = KVT_MIN(times, (uint32_t)KVT_ARRAY_LEN(took));
-    for (uint32_t i = 0; i < times && !kvt_cli_interrupted(); i++)
-        took[i] = move(side, 0, &seconds) == BLOCKS ? seconds : 1e9;
-    qsort(took, times, sizeof(took[0]), order);
-    return took[times / 2] > 0 ? BLOCKS * BLOCK_BYTES / took[times / 2] : 0;
+    for (uint32_t i = 0; i < pairs->count; i++)
+        ratios[i] =
+            pairs->value[PROCESS][i] > 0 ? pairs->value[DAEMON][i] / pairs->value[PROCESS][i] : 0;
+    out.ratio = median(ratios, pairs->count);
+    for (int side = 0; side < SIDES; side++)
+        out.value[side] = median(pairs->value[side], pairs->count);
+    return out;
 }
 
-/* One process of several: says how many bytes it loaded within the time. */
-static int client(const char *options, int fd, int64_t seconds)
-{
-    struct side side;
-    uint64_t bytes = 0;
-    double took;
+/* ---- one side once ------------------------------------------------------------------------- */
 
-    if (side_open(&side, options) != 0)
-        return KVT_EXIT_PROBLEM;
-    (void)move(&side, 0, &took); /* pages are touched */
-    for (const int64_t start = now_ns(); now_ns() - start < seconds * 1000000000;)
-        bytes += move(&side, 0, &took) * BLOCK_BYTES;
-    side_close(&side);
-    return write(fd, &bytes, sizeof(bytes)) == sizeof(bytes) ? KVT_EXIT_OK : KVT_EXIT_PROBLEM;
+/* Median of some lookups in microseconds; *late: the longest of them but one in a hundred. */
+static double lookups(struct kvt_bench_side *side, double *late)
+{
+    double took[LOOKUPS];
+
+    for (uint32_t i = 0; i < LOOKUPS; i++)
+        took[i] = 1e6 * kvt_bench_lookup(side, 64);
+    double middle = median(took, LOOKUPS);
+    *late = took[LOOKUPS - 1];
+    return middle;
 }
 
-/* `count` processes load at a time; bytes a second of all together, 0 when one failed. */
-static double clients_rate(const char *options, unsigned count, int64_t seconds)
+static double chain_ms(struct kvt_bench_side *side)
 {
-    pid_t pids[PROCESSES_MAX];
-    uint64_t bytes, sum = 0;
-    int fds[2], status, failed = 0;
+    return 1e3 * kvt_bench_lookup(side, CHAIN);
+}
 
-    if (pipe(fds) != 0)
-        return 0;
-    fflush(stdout);
-    for (unsigned i = 0; i < count; i++) {
-        pids[i] = fork();
-        if (pids[i] == 0)
-            _exit(client(options, fds[1], seconds));
+static double load_gbs(struct kvt_bench_side *side)
+{
+    double seconds;
+
+    return kvt_bench_move(side, 0, &seconds) == KVT_BENCH_BLOCKS ? KVT_BENCH_BYTES * 1e-9 / seconds
+                                                                 : 0;
+}
+
+/* ---- pairs --------------------------------------------------------------------------------- */
+
+static struct figures measure(struct kvt_bench_side sides[SIDES], uint32_t pairs,
+                              double (*once)(struct kvt_bench_side *))
+{
+    static struct pairs all;
+
+    all.count = 0;
+    for (uint32_t i = 0; i < pairs && !kvt_cli_interrupted(); i++, all.count++)
+        for (uint32_t turn = 0; turn < SIDES; turn++) {
+            uint32_t side = (i + turn) % SIDES;
+            all.value[side][i] = once(&sides[side]);
+        }
+    return pairs_end(&all);
+}
+
+static void measure_lookups(struct kvt_bench_side sides[SIDES], uint32_t pairs, struct figures *out,
+                            struct figures *out_late)
+{
+    static struct pairs all, late;
+
+    all.count = late.count = 0;
+    for (uint32_t i = 0; i < pairs && !kvt_cli_interrupted(); i++, all.count++, late.count++)
+        for (uint32_t turn = 0; turn < SIDES; turn++) {
+            uint32_t side = (i + turn) % SIDES;
+            all.value[side][i] = lookups(&sides[side], &late.value[side][i]);
+        }
+    *out = pairs_end(&all);
+    if (out_late != NULL)
+        *out_late = pairs_end(&late);
+}
+
+static void close_both(struct kvt_bench_side sides[SIDES])
+{
+    for (int i = 0; i < SIDES; i++)
+        kvt_bench_close(&sides[i]);
+}
+
+/* Store all blocks, by and by where DRAM does not hold them. 0, -1. */
+static int store_all(struct kvt_bench_side *side)
+{
+    double seconds;
+    size_t there = 0;
+
+    for (int tries = 0; tries < 50 && there != KVT_BENCH_BLOCKS; tries++) {
+        there = kvt_bench_move(side, 1, &seconds);
+        if (kvt_flush(side->cache) != 0 && there == KVT_BENCH_BLOCKS)
+            return -1;
     }
-    close(fds[1]);
-    for (unsigned i = 0; i < count; i++) {
-        failed |= pids[i] < 0 || waitpid(pids[i], &status, 0) < 0 || status != 0;
-        if (!failed && read(fds[0], &bytes, sizeof(bytes)) == sizeof(bytes))
-            sum += bytes;
-    }
-    close(fds[0]);
-    return failed ? 0 : (double)sum / (double)seconds;
+    return there == KVT_BENCH_BLOCKS ? 0 : -1;
 }
+
+/* Open both, with the blocks stored. 0, -1 (said). */
+static int open_both(struct kvt_bench_side sides[SIDES], const char *const options[SIDES])
+{
+    memset(sides, 0, SIDES * sizeof(sides[0]));
+    for (int i = 0; i < SIDES; i++) {
+        if (kvt_bench_open(&sides[i], options[i]) == 0 && store_all(&sides[i]) == 0)
+            continue;
+        kvt_cli_error(COMMAND, "the blocks to measure by could not be stored: %s", options[i]);
+        return -1;
+    }
+    return 0;
+}
+
+struct plan {
+    int64_t rounds, seconds;
+    const char *dir;
+    unsigned processes;
+};
+
+static uint32_t pairs_of(const struct plan *plan, uint32_t share)
+{
+    return (uint32_t)KVT_MIN(KVT_MAX(plan->rounds / share, INT64_C(11)), (int64_t)PAIRS_MAX);
+}
+
+/* Everything that needs DRAM alone. */
+static int measure_dram(const struct plan *plan, struct results *out)
+{
+    static const char *const words[] = {"--dram", "512MiB", "--spin", "50us", NULL};
+    char socket[KVT_DAEMON_SOCKET_ROOM], plain[160], spin[180];
+    const char *const options[SIDES] = {"env=no,dram=512MiB", plain};
+    const char *const spinning[SIDES] = {"env=no,dram=512MiB,spin=200us", spin};
+    struct kvt_bench_side sides[SIDES];
+    static struct pairs all;
+    pid_t pid;
+
+    if (kvt_daemon_child(COMMAND, words, socket, &pid) != 0)
+        return -1;
+    snprintf(plain, sizeof(plain), "env=no,unix:%s", socket);
+    snprintf(spin, sizeof(spin), "%s,spin=200us", plain);
+    int rc = open_both(sides, options);
+    if (rc == 0) {
+        measure_lookups(sides, pairs_of(plan, LOOKUPS), &out->sleep, &out->late);
+        out->chain = measure(sides, pairs_of(plan, 20), chain_ms);
+        (void)measure(sides, 2, load_gbs); /* pages are touched */
+        out->dram = measure(sides, pairs_of(plan, 50), load_gbs);
+    }
+    close_both(sides);
+    if (rc == 0)
+        rc = open_both(sides, spinning);
+    if (rc == 0) {
+        measure_lookups(sides, pairs_of(plan, LOOKUPS), &out->spin, NULL);
+        close_both(sides);
+    }
+    all.count = 0;
+    for (uint32_t i = 0; rc == 0 && i < 5 && !kvt_cli_interrupted(); i++, all.count++)
+        for (uint32_t turn = 0; turn < SIDES; turn++) {
+            uint32_t side = (i + turn) % SIDES;
+            all.value[side][i] =
+                1e-9 * kvt_bench_clients(options[side], side == DAEMON ? plan->processes : 1,
+                                         plan->seconds);
+        }
+    out->clients = pairs_end(&all);
+    kvt_daemon_child_end(pid);
+    return rc;
+}
+
+/* A root of our own making: files only. */
+static void root_remove(const char *path)
+{
+    struct dirent *entry;
+    DIR *dir = opendir(path);
+
+    while (dir != NULL && (entry = readdir(dir)) != NULL)
+        (void)unlinkat(dirfd(dir), entry->d_name, 0); /* "." and ".." are none */
+    if (dir != NULL)
+        (void)closedir(dir);
+    if (rmdir(path) != 0)
+        kvt_cli_error(COMMAND, "%s is left behind: %m", path);
+}
+
+/* Loads that all come from disk: there is no DRAM but what they stage through. */
+static int measure_disk(const struct plan *plan, struct results *out)
+{
+    char own[300], theirs[300], socket[KVT_DAEMON_SOCKET_ROOM], process[400], plain[160];
+    const char *const words[] = {"--dram", "0", "--disk", theirs, NULL};
+    const char *const options[SIDES] = {process, plain};
+    struct kvt_bench_side sides[SIDES];
+    pid_t pid;
+
+    snprintf(own, sizeof(own), "%s/kvtier-bench-%d-process:1GiB", plan->dir, (int)getpid());
+    snprintf(theirs, sizeof(theirs), "%s/kvtier-bench-%d-daemon:1GiB", plan->dir, (int)getpid());
+    if (kvt_daemon_child(COMMAND, words, socket, &pid) != 0)
+        return -1;
+    snprintf(process, sizeof(process), "env=no,dram=0,disk=%s", own);
+    snprintf(plain, sizeof(plain), "env=no,unix:%s", socket);
+    int rc = open_both(sides, options);
+    if (rc == 0)
+        out->disk = measure(sides, pairs_of(plan, 100), load_gbs);
+    close_both(sides);
+    kvt_daemon_child_end(pid);
+    *strrchr(own, ':') = '\0';
+    *strrchr(theirs, ':') = '\0';
+    root_remove(own);
+    root_remove(theirs);
+    return rc;
+}
+
+/* ---- telling ------------------------------------------------------------------------------- */
 
 static unsigned processors(void)
 {
     cpu_set_t set;
 
-    return sched_getaffinity(0, sizeof(set), &set) == 0
-               ? KVT_MIN((unsigned)CPU_COUNT(&set), (unsigned)PROCESSES_MAX)
-               : 1;
+    return sched_getaffinity(0, sizeof(set), &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
 }
 
-/* Everything of one way. options: of the cache; spin: the same, spinning. */
-static int measure(const char *options, const char *spin, uint32_t rounds, struct figures *out)
+static void print_row(const char *what, const struct figures *f, const char *unit)
 {
-    struct side side;
-    double seconds, late = 0;
+    printf("  %-34s %10.2f %-5s %10.2f %-5s %6.2f\n", what, f->value[PROCESS], unit,
+           f->value[DAEMON], unit, f->ratio);
+}
 
-    if (side_open(&side, options) != 0 || move(&side, 1, &seconds) != BLOCKS) {
-        kvt_cli_error(COMMAND, "the blocks to measure by could not be stored");
-        side_close(&side);
-        return -1;
-    }
-    out->sleep_us = 1e6 * lookups(&side, 64, rounds, &late);
-    out->sleep_us_p99 = 1e6 * late;
-    out->chain_ms = 1e3 * lookups(&side, CHAIN, KVT_MAX(rounds / 20, 11u), NULL);
-    out->load_gbs = 1e-9 * load_rate(&side, 11);
-    side_close(&side);
-    if (side_open(&side, spin) != 0) {
-        side_close(&side);
-        return -1;
-    }
-    if (strstr(spin, "store=") == NULL) /* a store of its own: empty so far */
-        (void)move(&side, 1, &seconds);
-    out->spin_us = 1e6 * lookups(&side, 64, rounds, NULL);
-    side_close(&side);
-    return 0;
+static void print_results(const struct results *r, const struct plan *plan)
+{
+    char name[40];
+
+    printf("  %-34s %10s       %10s       %6s\n", "", "process", "kvtierd", "ratio");
+    print_row("lookup of 64 keys, sleeping", &r->sleep, "us");
+    print_row("  the longest of 64", &r->late, "us");
+    print_row("lookup of 64 keys, spinning", &r->spin, "us");
+    print_row("lookup of a chain of 8192", &r->chain, "ms");
+    print_row("load from DRAM, raw", &r->dram, "GB/s");
+    if (plan->dir != NULL)
+        print_row("load from disk, raw", &r->disk, "GB/s");
+    snprintf(name, sizeof(name), "%u processes, beside one alone", plan->processes);
+    print_row(name, &r->clients, "GB/s");
+    printf("  ratio: kvtierd to process, the median of pairs\n");
 }
 
 static json_t *figures_json(const struct figures *f)
 {
-    return json_pack("{s:f, s:f, s:f, s:f, s:f}", "lookup64_us", f->sleep_us, "lookup64_p99_us",
-                     f->sleep_us_p99, "lookup64_spin_us", f->spin_us, "lookup8192_ms", f->chain_ms,
-                     "load_gb_per_s", f->load_gbs);
+    return json_pack("{s:f, s:f, s:f}", "process", f->value[PROCESS], "daemon", f->value[DAEMON],
+                     "ratio", f->ratio);
 }
 
-static void print_row(const char *what, double process, double daemon, const char *unit)
+static int print_json(const struct results *r, const struct plan *plan)
 {
-    printf("  %-34s %10.2f %-5s %10.2f %-5s\n", what, process, unit, daemon, unit);
-}
+    json_t *out = json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:i}", "clients",
+                            (int)plan->processes, "lookup64_us", figures_json(&r->sleep),
+                            "lookup64_late_us", figures_json(&r->late), "lookup64_spin_us",
+                            figures_json(&r->spin), "lookup8192_ms", figures_json(&r->chain),
+                            "load_dram_gb_per_s", figures_json(&r->dram), "all_clients_gb_per_s",
+                            figures_json(&r->clients), "block_bytes", (int)KVT_BENCH_BLOCK_BYTES);
 
-static void print_figures(const struct figures *in, const struct figures *d, unsigned count)
-{
-    printf("  %-34s %10s       %10s\n", "", "process", "kvtierd");
-    print_row("lookup of 64 keys, sleeping", in->sleep_us, d->sleep_us, "us");
-    print_row("  99 of 100 within", in->sleep_us_p99, d->sleep_us_p99, "us");
-    print_row("lookup of 64 keys, spinning", in->spin_us, d->spin_us, "us");
-    print_row("lookup of a chain of 8192", in->chain_ms, d->chain_ms, "ms");
-    print_row("load from DRAM, raw", in->load_gbs, d->load_gbs, "GB/s");
-    printf("  %u client processes at a time: %.2f GB/s, %.2f of one process alone\n", count,
-           d->all_gbs, in->load_gbs > 0 ? d->all_gbs / in->load_gbs : 0);
-    printf("  load through the daemon: %.2f of in-process\n",
-           in->load_gbs > 0 ? d->load_gbs / in->load_gbs : 0);
+    if (out != NULL && plan->dir != NULL)
+        json_object_set_new(out, "load_disk_gb_per_s", figures_json(&r->disk));
+    return kvt_cli_json(out);
 }
 
 int kvt_cmd_bench_daemon(int argc, char **argv)
 {
-    static const char *const words[] = {"--dram", "512MiB", "--spin", "50us", NULL};
-    int64_t rounds = 2000, seconds = 2;
-    struct figures in = {0}, through = {0};
-    char socket[KVT_DAEMON_SOCKET_ROOM], plain[160], spin[180];
+    struct plan plan = {.rounds = 2000, .seconds = 2, .processes = processors()};
+    struct results results = {.sleep = {.ratio = 0}};
     int json = 0;
-    pid_t pid;
     const struct kvt_cli_option options[] = {
         {.name = "rounds",
          .metavar = "N",
-         .help = "lookups that are timed (default 2000)",
-         .number = &rounds,
+         .help =
+             "lookups that are timed, on each side; other measures in proportion (default 2000)",
+         .number = &plan.rounds,
          .min = 10,
-         .max = 10000000},
+         .max = 100000},
         {.name = "seconds",
          .metavar = "N",
-         .help = "that many processes load at a time for (default 2)",
-         .number = &seconds,
+         .help = "that many processes load at a time for, five times (default 2)",
+         .number = &plan.seconds,
          .min = 1,
          .max = 600},
+        {.name = "dir",
+         .metavar = "DIR",
+         .help = "also loads from disk: two roots of 1 GiB are made in it, and removed",
+         .text = &plan.dir},
         {.name = "json", .help = "one JSON object", .flag = &json},
     };
-    int rc = kvt_cli_parse(COMMAND, "[--rounds N] [--seconds N] [--json]", options,
+    int rc = kvt_cli_parse(COMMAND, "[--rounds N] [--seconds N] [--dir DIR] [--json]", options,
                            KVT_ARRAY_LEN(options), NULL, 0, 0, NULL, argc, argv);
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
     kvt_cli_catch_interrupt();
-    if (kvt_daemon_child(COMMAND, words, socket, &pid) != 0)
-        return KVT_EXIT_PROBLEM;
-    snprintf(plain, sizeof(plain), "env=no,store=unix:%s", socket);
-    snprintf(spin, sizeof(spin), "%s,spin=200us", plain);
-    rc = measure("env=no,dram=512MiB", "env=no,dram=512MiB,spin=200us", (uint32_t)rounds, &in);
-    if (rc == 0)
-        rc = measure(plain, spin, (uint32_t)rounds, &through);
-    const unsigned count = processors();
-    if (rc == 0)
-        through.all_gbs = 1e-9 * clients_rate(plain, count, seconds);
-    kvt_daemon_child_end(pid);
+    rc = measure_dram(&plan, &results);
+    if (rc == 0 && plan.dir != NULL)
+        rc = measure_disk(&plan, &results);
     if (rc != 0 || kvt_cli_interrupted())
         return KVT_EXIT_PROBLEM;
-    if (!json) {
-        print_figures(&in, &through, count);
-        return KVT_EXIT_OK;
-    }
-    json_t *out =
-        json_pack("{s:i, s:o, s:o, s:f, s:i}", "clients", (int)count, "process", figures_json(&in),
-                  "daemon", figures_json(&through), "all_clients_gb_per_s", through.all_gbs,
-                  "block_bytes", (int)BLOCK_BYTES);
-    return kvt_cli_json(out);
+    if (json)
+        return print_json(&results, &plan);
+    print_results(&results, &plan);
+    return KVT_EXIT_OK;
 }
