@@ -96,26 +96,11 @@ static int shared_memory(uint64_t bytes, int *fd)
     return 0;
 }
 
-int kvt_arena_map(const struct kvt_settings *settings, bool shared, struct kvt_arena_map *out,
-                  char *error, size_t error_len)
+/* Room for bytes at an address that huge pages fit, if slack is KVT_HUGE_BYTES: address space that
+ * nobody touches. */
+static int reserve(uint64_t bytes, uint64_t slack, int prot, struct kvt_arena_map *out)
 {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t bytes = settings->dram != 0 ? settings->dram : settings->staging;
-    *out = (struct kvt_arena_map){.fd = -1};
-    bytes = bytes / page * page; /* a cap: never rounded up */
-    if (bytes < page || bytes > SIZE_MAX / 2)
-        return KVT_E_LIMIT;
-    int rc = shared ? kvt_arena_room(bytes, error, error_len) : 0;
-    if (rc == 0 && shared)
-        rc = shared_memory(bytes, &out->fd);
-    if (rc != 0)
-        return rc;
-    bool huge = huge_wanted(settings, bytes);
-    uint64_t slack = huge && !shared ? KVT_HUGE_BYTES : 0; /* address space, never touched */
-    void *map =
-        mmap(NULL, bytes + slack, PROT_READ | PROT_WRITE,
-             shared ? MAP_SHARED | MAP_NORESERVE : MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
-             out->fd, 0);
+    void *map = mmap(NULL, bytes + slack, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (map == MAP_FAILED)
         return -errno;
     out->map = map;
@@ -124,6 +109,44 @@ int kvt_arena_map(const struct kvt_settings *settings, bool shared, struct kvt_a
     out->arena_bytes = bytes;
     if (slack != 0)
         out->arena += kvt_round_up((uintptr_t)map, KVT_HUGE_BYTES) - (uintptr_t)map;
+    return 0;
+}
+
+int kvt_arena_map_fd(int fd, uint64_t bytes, struct kvt_arena_map *out)
+{
+    *out = (struct kvt_arena_map){.fd = -1};
+    int rc = reserve(bytes, bytes >= KVT_HUGE_ARENA_MIN ? KVT_HUGE_BYTES : 0, PROT_NONE, out);
+    if (rc != 0)
+        return rc;
+    if (mmap(out->arena, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
+             0) != MAP_FAILED)
+        return 0;
+    rc = -errno;
+    kvt_arena_unmap(out);
+    return rc;
+}
+
+int kvt_arena_map(const struct kvt_settings *settings, bool shared, struct kvt_arena_map *out,
+                  char *error, size_t error_len)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t bytes = settings->dram != 0 ? settings->dram : settings->staging;
+    int fd = -1;
+    *out = (struct kvt_arena_map){.fd = -1};
+    bytes = bytes / page * page; /* a cap: never rounded up */
+    if (bytes < page || bytes > SIZE_MAX / 2)
+        return KVT_E_LIMIT;
+    bool huge = huge_wanted(settings, bytes);
+    int rc = shared ? kvt_arena_room(bytes, error, error_len) : 0;
+    if (rc == 0 && shared)
+        rc = shared_memory(bytes, &fd);
+    if (rc == 0 && shared)
+        rc = kvt_arena_map_fd(fd, bytes, out);
+    else if (rc == 0)
+        rc = reserve(bytes, huge ? KVT_HUGE_BYTES : 0, PROT_READ | PROT_WRITE, out);
+    out->fd = fd;
+    if (rc != 0)
+        return rc;
     /* Without it a fork would copy the arena. */
     (void)madvise(out->arena, bytes, MADV_DONTFORK);
     /* Nor does a core dump: it would be as large, and hold what users asked. */

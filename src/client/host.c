@@ -135,7 +135,11 @@ int kvt_host_open(struct kvt_host *host, char *error, size_t error_len)
         rc = kvt_owner_new(&host->owner);
     if (rc == 0)
         rc = store_open(host, error, error_len);
-    return rc != 0 ? rc : kvt_roots_retry_start(host);
+    if (rc == 0)
+        rc = kvt_roots_retry_start(host);
+    if (rc == 0)
+        kvt_huge_start(host);
+    return rc;
 }
 
 void kvt_host_close(struct kvt_host *host)
@@ -143,6 +147,7 @@ void kvt_host_close(struct kvt_host *host)
     if (!host->ready)
         return;
     kvt_roots_retry_stop(host);
+    kvt_huge_stop(host);
     kvt_owner_stop(host->owner, CLOSE_TIMEOUT_NS);
     host->owner = NULL;
     if (host->remote != NULL)

@@ -8,6 +8,7 @@
 #define KVT_CLIENT_HOST_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -37,6 +38,10 @@ __attribute__((warn_unused_result)) int kvt_arena_map(const struct kvt_settings 
                                                       bool shared, struct kvt_arena_map *out,
                                                       char *error, size_t error_len);
 void kvt_arena_unmap(struct kvt_arena_map *map);
+/* Map `bytes` of a descriptor, shared; where it is large, so that huge pages fit. fd is not kept.
+ * 0, -errno. */
+__attribute__((warn_unused_result)) int kvt_arena_map_fd(int fd, uint64_t bytes,
+                                                         struct kvt_arena_map *out);
 
 struct kvt_root_state {
     const char *path; /* the settings' */
@@ -64,7 +69,11 @@ struct kvt_host {
     struct kvt_arena_map memory;
     struct kvt_owner *owner;
     struct kvt_remote *remote; /* the tier that machines share; NULL: none */
-    pthread_t retry_thread;    /* takes roots over that others let go of (roots.c) */
+    pthread_t huge_thread;     /* arena_huge.c */
+    bool huge_running;
+    _Atomic int huge_stop;
+    _Atomic uint64_t huge_bytes; /* of the arena, that have been made huge pages */
+    pthread_t retry_thread;      /* takes roots over that others let go of (roots.c) */
     bool retry_running;
 
     pthread_mutex_t lock; /* everything below */
@@ -88,6 +97,10 @@ __attribute__((warn_unused_result)) int kvt_host_open(struct kvt_host *host, cha
  */
 void kvt_host_close(struct kvt_host *host);
 void kvt_host_free(struct kvt_host *host);
+
+/* arena_huge.c: make huge pages of a shared arena, in the background. */
+void kvt_huge_start(struct kvt_host *host);
+void kvt_huge_stop(struct kvt_host *host);
 
 /* reply.c: start a thread of ours: all signals blocked, named. */
 __attribute__((warn_unused_result)) int kvt_thread_start(pthread_t *thread, const char *name,

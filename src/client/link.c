@@ -113,13 +113,12 @@ static int map_fd(int fd, uint64_t bytes, struct kvt_arena_map *out)
     if (fstat(fd, &st) != 0 || seals < 0 || !(seals & F_SEAL_SHRINK) || st.st_size < 0 ||
         (uint64_t)st.st_size < bytes || bytes == 0)
         return KVT_E_CORRUPT;
-    void *map = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    if (map == MAP_FAILED)
-        return -errno;
-    *out = (struct kvt_arena_map){
-        .map = map, .map_bytes = bytes, .arena = map, .arena_bytes = bytes, .fd = -1};
-    (void)madvise(map, bytes, MADV_DONTFORK); /* a child owns nothing, and keeps nothing alive */
-    (void)madvise(map, bytes, MADV_DONTDUMP);
+    int rc = kvt_arena_map_fd(fd, bytes, out);
+    if (rc != 0)
+        return rc;
+    /* a child owns nothing, and keeps nothing alive */
+    (void)madvise(out->arena, bytes, MADV_DONTFORK);
+    (void)madvise(out->arena, bytes, MADV_DONTDUMP);
     return 0;
 }
 

@@ -264,6 +264,8 @@ static int stat_text(struct kvt_report *report, char **out)
     kvt_say(&text, "writer.pid %d\nwriter.time_s %lld\n", (int)getpid(), (long long)now.tv_sec);
     kvt_say(&text, "daemon.version %s\ndaemon.uptime_s %" PRId64 "\n", kvt_version(),
             (kvt_clock_now(&report->host->clock) - report->start_ns) / 1000000000);
+    kvt_say(&text, "dram.huge_bytes %" PRIu64 "\n",
+            atomic_load_explicit(&report->host->huge_bytes, memory_order_relaxed));
     say_clients(&text, report);
     say_roots(&text, report->host, &numbers);
     say_usage(&text, report);

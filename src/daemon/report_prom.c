@@ -293,6 +293,8 @@ int kvt_report_metrics(struct kvt_report *report, char **out)
     }
     say_store(&text, &numbers.stats);
     say_hists(&text, report);
+    say_metric(&text, "dram.huge_bytes", false, "bytes of DRAM that have huge pages",
+               atomic_load_explicit(&report->host->huge_bytes, memory_order_relaxed));
     say_server(&text, report);
     say_roots(&text, report->host, &numbers);
     announce(&text, "kvtier_build_info", "gauge", "version of the kvtierd");

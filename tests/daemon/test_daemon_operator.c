@@ -479,6 +479,35 @@ static void a_cache_opens_by_one_text(void **state)
     kvt_close(cache);
 }
 
+/* Huge pages come in the background, under blocks that are stored and loaded meanwhile; a kernel
+ * that has none leaves a line in the log. */
+static void shared_memory_gets_huge_pages(void **state)
+{
+    uint64_t huge = 0;
+
+    (void)state;
+    begin("--dram 96MiB");
+    engine_open(&server);
+    for (uint64_t i = 0; i < 2000 && huge < 96u << 20 && !daemon_said(&server, "huge pages:");
+         i++) {
+        const uint64_t first = 1 + i % 200 * BLOCKS; /* they fit into DRAM */
+
+        assert_int_equal(rig_store(&rig, first, BLOCKS, 0, NULL), BLOCKS);
+        assert_int_equal(rig_load(&rig, first, BLOCKS, NULL), BLOCKS);
+        huge = daemon_stat(&server, "dram.huge_bytes");
+    }
+    print_message("           %llu of 96 MiB\n", (unsigned long long)huge >> 20);
+    assert_true(huge > 0 || daemon_said(&server, "huge pages:"));
+    assert_int_equal(huge % (2u << 20), 0);
+    rig_close(&rig);
+    assert_int_equal(daemon_stop(&server), 0);
+    snprintf(server.options, sizeof(server.options), "--dram 96MiB --huge-pages off");
+    daemon_start(&server);
+    rig_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(daemon_stat(&server, "dram.huge_bytes"), 0);
+}
+
 /* ---- programs that break off and live on ----------------------------------------------------- */
 
 static void wait_broken(uint64_t count)
@@ -568,6 +597,7 @@ int main(void)
         cmocka_unit_test_teardown(a_client_lists_the_roots_of_the_daemon, tear_down),
         cmocka_unit_test_teardown(a_flush_over_a_daemon_without_its_disk_says_why, tear_down),
         cmocka_unit_test_teardown(a_cache_opens_by_one_text, tear_down),
+        cmocka_unit_test_teardown(shared_memory_gets_huge_pages, tear_down),
         cmocka_unit_test_teardown(a_client_that_broke_off_frees_its_place, tear_down),
         cmocka_unit_test_teardown(all_places_can_be_had, tear_down),
     };

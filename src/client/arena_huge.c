@@ -1,0 +1,75 @@
+/* Huge pages for an arena that several processes map.
+ *
+ * The kernel gives them to private memory at the first touch, but to shared memory only where the
+ * system says so (shmem_enabled; usually "never"), and a drive that reads into small pages takes
+ * half as long again. So kvtierd asks for them piece by piece (MADV_COLLAPSE, Linux 6.1), which
+ * works whatever shmem_enabled says. That takes the memory when the daemon starts and not as it is
+ * touched, for the control group of the daemon; where there are none to be had, small pages stay,
+ * and nothing else is given up for them.
+ * Invariants: contents never change; a client that has the piece mapped sees the same bytes.
+ * Threads: one of its own, in the background, from kvt_huge_start() to kvt_huge_stop().
+ */
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/checked.h"
+#include "client/host.h"
+#include "kvtier/error.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#define IN_VAIN_MAX 32u /* pieces in a row that could not be had: there are none left */
+#define NICENESS 10
+
+/* From the end on: what loads from disk stage through is there. */
+static void *huge_main(void *arg)
+{
+    struct kvt_host *host = arg;
+    uint64_t left = host->memory.arena_bytes / KVT_HUGE_BYTES;
+    unsigned in_vain = 0;
+    int rc = 0;
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICENESS); /* of this thread */
+    while (left > 0 && in_vain < IN_VAIN_MAX &&
+           /* relaxed: nothing else is told by it */
+           !atomic_load_explicit(&host->huge_stop, memory_order_relaxed)) {
+        uint8_t *piece = host->memory.arena + --left * KVT_HUGE_BYTES;
+        (void)*(volatile const uint8_t *)piece; /* a piece without any page is refused */
+        if (madvise(piece, KVT_HUGE_BYTES, MADV_COLLAPSE) == 0) {
+            in_vain = 0;
+            atomic_fetch_add_explicit(&host->huge_bytes, KVT_HUGE_BYTES, memory_order_relaxed);
+            continue;
+        }
+        rc = errno;
+        in_vain++;
+        if (rc == EINVAL) /* this kernel does not know it, or not for shared memory */
+            break;
+    }
+    if (rc != 0)
+        kvt_log(&host->log, KVT_LOG_INFO,
+                "huge pages: %llu of %llu MiB of DRAM have them (%s); the rest does without",
+                (unsigned long long)atomic_load_explicit(&host->huge_bytes, memory_order_relaxed) >>
+                    20,
+                (unsigned long long)(host->memory.arena_bytes >> 20), kvt_strerror(-rc));
+    return NULL;
+}
+
+void kvt_huge_start(struct kvt_host *host)
+{
+    if (!host->shared || !host->memory.huge)
+        return;
+    /* Without a thread there are small pages, which serve too. */
+    host->huge_running = kvt_thread_start(&host->huge_thread, "kvt-huge", huge_main, host) == 0;
+}
+
+void kvt_huge_stop(struct kvt_host *host)
+{
+    if (!host->huge_running)
+        return;
+    atomic_store_explicit(&host->huge_stop, 1, memory_order_relaxed);
+    (void)pthread_join(host->huge_thread, NULL);
+    host->huge_running = false;
+}
