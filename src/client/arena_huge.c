@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -24,36 +25,59 @@
 #endif
 #define IN_VAIN_MAX 32u /* pieces in a row that could not be had: there are none left */
 #define NICENESS 10
+#define PASSES 4
+#define PAUSE_MS 1000
+#define STEP_MS 50
 
-/* From the end on: what loads from disk stage through is there. */
-static void *huge_main(void *arg)
+static bool stopped(struct kvt_host *host)
 {
-    struct kvt_host *host = arg;
-    uint64_t left = host->memory.arena_bytes / KVT_HUGE_BYTES;
+    /* relaxed: nothing else is told by it */
+    return atomic_load_explicit(&host->huge_stop, memory_order_relaxed) != 0;
+}
+
+/* One walk, from the end on: what loads from disk stage through is there. Pieces that are huge
+ * already are cheap. 0, or the last error. */
+static int walk(struct kvt_host *host)
+{
+    uint64_t left = host->memory.arena_bytes / KVT_HUGE_BYTES, got = 0;
     unsigned in_vain = 0;
     int rc = 0;
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICENESS); /* of this thread */
-    while (left > 0 && in_vain < IN_VAIN_MAX &&
-           /* relaxed: nothing else is told by it */
-           !atomic_load_explicit(&host->huge_stop, memory_order_relaxed)) {
+    while (left > 0 && in_vain < IN_VAIN_MAX && !stopped(host)) {
         uint8_t *piece = host->memory.arena + --left * KVT_HUGE_BYTES;
         (void)*(volatile const uint8_t *)piece; /* a piece without any page is refused */
         if (madvise(piece, KVT_HUGE_BYTES, MADV_COLLAPSE) == 0) {
             in_vain = 0;
-            atomic_fetch_add_explicit(&host->huge_bytes, KVT_HUGE_BYTES, memory_order_relaxed);
+            got += KVT_HUGE_BYTES;
+            if (got > atomic_load_explicit(&host->huge_bytes, memory_order_relaxed))
+                atomic_store_explicit(&host->huge_bytes, got, memory_order_relaxed);
             continue;
         }
-        rc = errno;
+        rc = -errno;
         in_vain++;
-        if (rc == EINVAL) /* this kernel does not know it, or not for shared memory */
+        if (rc == -EINVAL) /* this kernel does not know it, or not for shared memory */
             break;
     }
-    if (rc != 0)
+    return rc;
+}
+
+static void *huge_main(void *arg)
+{
+    struct kvt_host *host = arg;
+    int rc = 0;
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICENESS); /* of this thread */
+    for (int pass = 0; pass < PASSES && !stopped(host); pass++) {
+        rc = walk(host); /* pages that somebody is just filling are refused: again later */
+        if (rc == 0 || rc == -EINVAL)
+            break;
+        for (int i = 0; i < PAUSE_MS / STEP_MS && !stopped(host); i++)
+            nanosleep(&(const struct timespec){0, STEP_MS * 1000000}, NULL);
+    }
+    if (rc != 0 && !stopped(host))
         kvt_log(&host->log, KVT_LOG_INFO,
                 "huge pages: %llu of %llu MiB of DRAM have them (%s); the rest does without",
                 (unsigned long long)atomic_load_explicit(&host->huge_bytes, memory_order_relaxed) >>
                     20,
-                (unsigned long long)(host->memory.arena_bytes >> 20), kvt_strerror(-rc));
+                (unsigned long long)(host->memory.arena_bytes >> 20), kvt_strerror(rc));
     return NULL;
 }
 
