@@ -23,6 +23,9 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 #define IN_VAIN_MAX 32u /* pieces in a row that could not be had: there are none left */
 #define NICENESS 10
 #define PASSES 4
@@ -44,7 +47,8 @@ static int walk(struct kvt_host *host)
     int rc = 0;
     while (left > 0 && in_vain < IN_VAIN_MAX && !stopped(host)) {
         uint8_t *piece = host->memory.arena + --left * KVT_HUGE_BYTES;
-        (void)*(volatile const uint8_t *)piece; /* a piece without any page is refused */
+        /* a piece without any page is refused; not by a read: somebody may write there */
+        (void)madvise(piece, KVT_PAGE_BYTES, MADV_POPULATE_READ);
         if (madvise(piece, KVT_HUGE_BYTES, MADV_COLLAPSE) == 0) {
             in_vain = 0;
             got += KVT_HUGE_BYTES;
