@@ -8,7 +8,10 @@ add_custom_target(kvt_wheel)
 add_dependencies(kvt_wheel kvtier)
 # and the daemon, for engines of several processes: python -m kvtier daemon
 if(NOT TARGET kvtierd) # the other tools are left out (KVT_TOOLS)
-  add_executable(kvtierd tools/kvtierd.c)
+  add_executable(kvtierd tools/kvtierd.c tools/kvtierd_help.c)
+  string(TIMESTAMP day "%Y-%m-%d" UTC) # of its manual page
+  set_source_files_properties(tools/kvtierd_help.c PROPERTIES
+    COMPILE_DEFINITIONS "KVT_SOURCE_DATE=\"${day}\"")
   target_link_libraries(kvtierd PRIVATE kvtier_all)
 endif()
 install(PROGRAMS $<TARGET_FILE:kvtierd> DESTINATION kvtier/bin COMPONENT wheel)
