@@ -216,3 +216,95 @@ def test_lmcaches_own_adapter_over_it(tmp_path):
     found = until(lambda: adapter.query_lookup_and_lock_result(task))
     assert [found.test(i) for i in range(3)] == [False, True, True]
     adapter.close()
+
+
+# ---- the whole of it ----
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """`lmcache server` with the connector as its second level."""
+
+    def __init__(self, store, log):
+        self.port, self.log = free_port(), log
+        adapter = {"type": "native_plugin", "module_path": "kvtier.lmcache",
+                   "class_name": "KvtierConnector", "adapter_params": params(store)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "import logging, sys; logging.basicConfig(level=logging.INFO); "
+             "from lmcache.cli.main import main; sys.exit(main())", "server",
+             "--host", "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1",
+             "--http-port", str(free_port()), "--l1-size-gb", "1", "--eviction-policy", "LRU",
+             "--chunk-size", "64", "--supported-transfer-mode", "engine_driven",
+             "--l2-adapter", json.dumps(adapter)], stdout=open(log, "wb"),
+            stderr=subprocess.STDOUT, env={**os.environ, "LMCACHE_TRACK_USAGE": "false"})
+
+    def until(self, text):
+        for _ in range(1200):
+            if text in self.log.read_text(errors="replace"):
+                return
+            assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
+            time.sleep(0.1)
+        raise AssertionError(f"no {text!r}: " + self.log.read_text(errors="replace")[-6000:])
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def ask(server, model, prompts):
+    done = subprocess.run(
+        [sys.executable, HERE / "lmcache_child.py"], capture_output=True, text=True, timeout=600,
+        input=json.dumps({"model": model, "port": server.port, "pid": server.process.pid,
+                          "ask": prompts}), env={
+            **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+            "TORCHDYNAMO_DISABLE": "1", "LMCACHE_MP_TRANSFER_MODE": "engine_driven",
+            "LMCACHE_TRACK_USAGE": "false"})
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:] + \
+        server.log.read_text(errors="replace")[-3000:]
+    return json.loads(done.stdout.strip().rsplit("\n", 1)[-1])["answers"]
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """Weights large enough that the content of the cache decides the output."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    where = tmp_path / "tiny"
+    torch.manual_seed(SEED % (1 << 31))
+    LlamaForCausalLM(LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, vocab_size=1024, max_position_embeddings=2048,
+        tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, initializer_range=0.15,
+    )).to(torch.float32).save_pretrained(where)
+    return str(where)
+
+
+def test_vllm_finds_its_prompt_after_a_restart_of_the_server(tiny, tmp_path):
+    """vLLM stores into LMCache's server, that into kvtier; both are ended. A new server and a new
+    vLLM answer from disk, with the tokens and log-probabilities of a hit of vLLM's own prefix
+    cache, bit for bit."""
+    pytest.importorskip("vllm")
+    prompt = [random.Random(SEED + i).randrange(3, 1000) for i in range(400)]
+    server = Server(tmp_path / "store", tmp_path / "first.log")
+    try:
+        cold, native = ask(server, tiny, [prompt, prompt])
+        assert cold["cached"] == 0 and native["cached"] == 384
+        server.until("kvtier: chunks of")
+        time.sleep(2)  # chunks that LMCache has queued for its second level
+    finally:
+        server.stop()
+    server = Server(tmp_path / "store", tmp_path / "second.log")
+    try:
+        hit, = ask(server, tiny, [prompt])
+    finally:
+        server.stop()
+    assert hit["cached"] == 384
+    assert (hit["tokens"], hit["logprobs"]) == (native["tokens"], native["logprobs"])
