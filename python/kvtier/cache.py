@@ -252,17 +252,16 @@ class Cache:
         """Free requests that were dropped while they were in flight and are complete by now.
         Returns how many are not. Called by store() and load()."""
         with self._lock:
-            waiting, self._orphans = self._orphans, []
-        left = []
-        for handle, pool in waiting:
-            if self._lib.kvt_req_wait(handle, 0) == 0:
-                left.append((handle, pool))
-            else:
-                self._lib.kvt_req_free(handle)
+            left = []
+            for handle, pool in self._orphans:
+                if handle not in pool._requests:
+                    continue  # its pool has been closed, and has freed it
+                if self._lib.kvt_req_wait(handle, 0) == 0:
+                    left.append((handle, pool))
+                    continue
                 pool._requests.discard(handle)
-        if left:
-            with self._lock:
-                self._orphans += left
+                self._lib.kvt_req_free(handle)
+            self._orphans = left
         return len(left)
 
 
@@ -382,7 +381,7 @@ class Namespace(_Child):
         code = call(self.handle, pool.handle, keys.address, pages.buffer_info()[0], len(keys),
                     C.byref(opts), C.byref(out))
         _c.check(code, what)
-        return Request(self._cache, out.value, pool, len(keys))
+        return Request(self._cache, out.value, pool)
 
     def prefetch(self, keys: Keys, min_level: Level | str | None = None) -> int:
         """Bring blocks from disk into DRAM. Fire and forget; returns blocks queued."""

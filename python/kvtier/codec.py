@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from . import _c
 from ._errors import ErrorCode, KvtierError
-from .layout import Layout, Level, Place
+from .layout import Layout, Level, Place, pool_desc
 
 
 def isa() -> str:
@@ -30,11 +30,7 @@ class Codec:
     def __init__(self, layout: Layout, places: Sequence[Place], block_count: int,
                  owner: object = None) -> None:
         self._lib, self._layout, self.owner = _c.load(), layout.to_c(), owner
-        made = (_c.kvt_part_place * len(places))(*(
-            _c.kvt_part_place(p.base, p.stride_block, p.stride_head, p.stride_token, p.stride_elem)
-            for p in places))
-        self._pool = _c.kvt_pool_desc(C.sizeof(_c.kvt_pool_desc), _c.DEVICE_HOST, block_count,
-                                      len(places), made)
+        self._pool = pool_desc(places, block_count, _c.DEVICE_HOST)
         _c.check(self._lib.kvt_layout_check(C.byref(self._layout)), "layout")
         _c.check(self._lib.kvt_pool_check(C.byref(self._layout), C.byref(self._pool)), "pool")
 

@@ -149,6 +149,14 @@ class Place:
     stride_elem: int
 
 
+def pool_desc(places: Sequence[Place], block_count: int, device: int) -> _c.kvt_pool_desc:
+    """The C struct of engine memory; it keeps the array that it points to alive."""
+    made = (_c.kvt_part_place * len(places))(*(
+        _c.kvt_part_place(p.base, p.stride_block, p.stride_head, p.stride_token, p.stride_elem)
+        for p in places))
+    return _c.kvt_pool_desc(C.sizeof(_c.kvt_pool_desc), device, block_count, len(places), made)
+
+
 @dataclass(frozen=True)
 class Identity:
     """Everything that makes two KV caches incompatible; caches of equal identity and layout may

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _c
 from ._errors import ClosedError, ErrorCode
-from .layout import Layout, Place
+from .layout import Layout, Place, pool_desc
 
 if TYPE_CHECKING:
     from .cache import Cache
@@ -78,10 +78,7 @@ class Pool(_Child):
                  device: int, owner: Any) -> None:
         if len(places) != len(layout.parts):
             raise ValueError(f"{len(places)} places for a layout of {len(layout.parts)} parts")
-        made = (_c.kvt_part_place * len(places))(*(
-            _c.kvt_part_place(p.base, p.stride_block, p.stride_head, p.stride_token, p.stride_elem)
-            for p in places))
-        desc = _c.kvt_pool_desc(C.sizeof(_c.kvt_pool_desc), device, block_count, len(places), made)
+        desc = pool_desc(places, block_count, device)
         out = C.c_void_p()
         _c.check(cache._lib.kvt_pool_register(cache.handle, C.byref(layout.to_c()), C.byref(desc),
                                               C.byref(out)), "pool")
@@ -100,12 +97,11 @@ class Pool(_Child):
         _c.check(code, "reset origin")
 
     def _end(self, handle: int) -> None:
-        for request in list(self._requests):
+        with self._cache._lock:  # whoever takes a request out of the set frees it, and nobody else
+            requests, self._requests = self._requests, set()
+        for request in requests:  # those of live Request objects too: their outcome is lost
             self._lib.kvt_req_wait(request, -1)
-        self._cache.reap()
-        for request in list(self._requests):  # live Request objects: their outcome is lost
             self._lib.kvt_req_free(request)
-        self._requests.clear()
         self._lib.kvt_pool_unregister(handle)
         self.owner = None
 
@@ -113,9 +109,9 @@ class Pool(_Child):
 class Request(_Child):
     """A store or load in flight. Dropping it is allowed: it goes on, and is freed later."""
 
-    def __init__(self, cache: Cache, handle: int, pool: Pool, blocks: int) -> None:
+    def __init__(self, cache: Cache, handle: int, pool: Pool) -> None:
         super().__init__(cache, handle)
-        self._pool, self.blocks = pool, blocks
+        self._pool = pool
         pool._requests.add(handle)
 
     @property
@@ -154,11 +150,11 @@ class Request(_Child):
                       out.bytes_moved, out.elapsed_ns)
 
     def _end(self, handle: int) -> None:
-        if handle not in self._pool._requests:  # the pool was closed and has freed it
-            return
-        if self._lib.kvt_req_wait(handle, 0) == 0:
-            with self._cache._lock:
+        with self._cache._lock:
+            if handle not in self._pool._requests:  # the pool was closed and has freed it
+                return
+            if self._lib.kvt_req_wait(handle, 0) == 0:
                 self._cache._orphans.append((handle, self._pool))
-            return
-        self._pool._requests.discard(handle)
-        self._lib.kvt_req_free(handle)
+                return
+            self._pool._requests.discard(handle)
+            self._lib.kvt_req_free(handle)

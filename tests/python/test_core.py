@@ -300,6 +300,36 @@ def test_import_loads_no_library_and_no_engine():
 
 # ---- life of requests ----
 
+def test_a_pool_is_closed_while_another_thread_reaps(cache):
+    """A request that was dropped is freed once, by the one or by the other."""
+    over = threading.Event()
+
+    def reap():
+        while not over.is_set():
+            cache.reap()
+
+    threads = [threading.Thread(target=reap) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(30):
+            engine = Engine(cache, model=f"reaped {number}")
+            for page in range(8):
+                engine.fill(page)
+            for page in range(8):
+                engine.ns.store(engine.pool, kvtier.Keys.chain(range(16), 16), [page])
+            kept = engine.ns.store(engine.pool, kvtier.Keys.chain(range(16), 16), [0])
+            engine.pool.close()
+            with pytest.raises(kvtier.ClosedError):
+                kept.status()
+            engine.ns.close()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert cache.reap() == 0 and not cache._orphans
+
+
 def test_requests_that_are_dropped_go_on_and_are_freed(cache, engine):
     for page in range(8):
         engine.fill(page)
