@@ -83,6 +83,7 @@ static json_t *make_request(const struct demo_config *config, const char *phase,
     add_text(request, "prompt_file", config->prompt_file);
     add_text(request, "digest_dir", config->digest_dir);
     add_text(request, "socket", config->socket);
+    add_text(request, "remote", config->remote);
     if (first != NULL) {
         json_object_set(request, "expect", json_object_get(first, "expect"));
         json_object_set(request, "expect_logits", json_object_get(first, "expect_logits"));
@@ -122,7 +123,9 @@ static void waiting_start(struct waiting *waiting, const struct demo_config *con
     else
         snprintf(waiting->what, sizeof(waiting->what), "%s",
                  strcmp(phase, "restart") == 0
-                     ? config->socket != NULL
+                     ? config->remote != NULL
+                           ? "phase 2 of 3: another process answers from the shared tier"
+                       : config->socket != NULL
                            ? "phase 2 of 3: a new process answers from the daemon's DRAM"
                            : "phase 2 of 3: a new process answers from disk"
                      : "phase 3 of 3: another one reads ahead while it tokenises");
@@ -266,6 +269,13 @@ static int check_loaded(const struct demo_config *config, const json_t *report)
 
     if (stored == 0 || json_integer_value(json_object_get(loaded, "disk")) > 0)
         return KVT_EXIT_OK;
+    if (config->remote != NULL) {
+        kvt_cli_error("demo",
+                      "the other process loaded nothing from %s, although %lld tokens were stored: "
+                      "is it up, and has it memory? 'kvtier help' and docs/remote.md",
+                      config->remote, (long long)stored);
+        return KVT_EXIT_PROBLEM;
+    }
     kvt_cli_error("demo",
                   "the new process loaded nothing from %s, although %lld tokens were stored: "
                   "'kvtier fsck %s' checks the directory",
@@ -410,6 +420,11 @@ int kvt_cmd_demo(int argc, char **argv)
         {.name = "daemon",
          .help = "a kvtierd holds the store: the new process finds DRAM warm",
          .flag = &daemon},
+        {.name = "remote",
+         .metavar = "URL",
+         .help = "no disk, and a server between two processes that share nothing else: "
+                 "redis://host:port",
+         .text = &config.remote},
         {.name = "keep", .help = "keep the directory, and say which it is", .flag = &keep},
         {.name = "json", .help = "one JSON document instead of the table", .flag = &as_json},
     };
@@ -427,6 +442,10 @@ int kvt_cmd_demo(int argc, char **argv)
     if (config.block % KVT_TILE_TOKENS != 0) {
         kvt_cli_error("demo", "--block: %lld is not a multiple of %u", (long long)config.block,
                       KVT_TILE_TOKENS);
+        return KVT_EXIT_USAGE;
+    }
+    if (daemon && config.remote != NULL) {
+        kvt_cli_error("demo", "--daemon and --remote: one of the two");
         return KVT_EXIT_USAGE;
     }
     const int have_cache = demo_cache_paths(&paths) == 0;

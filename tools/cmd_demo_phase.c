@@ -250,6 +250,15 @@ static int open_cache(struct run *run)
     if (run->config.socket != NULL) {
         snprintf(value, sizeof(value), "unix:%s", run->config.socket);
         rc = kvt_config_set(config, "store", value);
+    } else if (run->config.remote != NULL) {
+        snprintf(value, sizeof(value), "%" PRIu64 "MiB", dram >> 20);
+        rc = kvt_config_set(config, "dram", value);
+        if (rc == 0)
+            rc = kvt_config_set(config, "remote", run->config.remote);
+        if (rc == 0) /* the other process is to find all of it, however slow the network is */
+            rc = kvt_config_set(config, "remote_write", "all");
+        if (rc == 0)
+            rc = kvt_config_set(config, "remote_deadline", "10s");
     } else {
         snprintf(value, sizeof(value), "%" PRIu64 "MiB", dram >> 20);
         rc = kvt_config_set(config, "dram", value);
@@ -445,12 +454,13 @@ static int read_request(struct run *run, const json_t *request, enum phase *whic
     json_t *expect = NULL;
     json_int_t level, tokens, threads, window, block;
 
-    if (json_unpack(
-            (json_t *)request, "{s:s, s:s, s:s, s?s, s?s, s?s, s:I, s:I, s:I, s:I, s:I, s?o, s?s}",
-            "phase", &phase, "model", &run->config.model, "dir", &run->config.dir, "prompt_file",
-            &run->config.prompt_file, "digest_dir", &run->config.digest_dir, "socket",
-            &run->config.socket, "level", &level, "tokens", &tokens, "threads", &threads, "window",
-            &window, "block", &block, "expect", &expect, "expect_logits", &expect_logits) != 0)
+    if (json_unpack((json_t *)request,
+                    "{s:s, s:s, s:s, s?s, s?s, s?s, s:I, s:I, s:I, s:I, s:I, s?o, s?s, s?s}",
+                    "phase", &phase, "model", &run->config.model, "dir", &run->config.dir,
+                    "prompt_file", &run->config.prompt_file, "digest_dir", &run->config.digest_dir,
+                    "socket", &run->config.socket, "level", &level, "tokens", &tokens, "threads",
+                    &threads, "window", &window, "block", &block, "expect", &expect,
+                    "expect_logits", &expect_logits, "remote", &run->config.remote) != 0)
         return -1;
     run->config.level = (int)level;
     run->config.tokens = tokens;

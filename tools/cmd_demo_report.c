@@ -71,6 +71,8 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
         questions);
     if (report != NULL)
         json_object_set_new(report, "daemon", json_boolean(config->socket != NULL));
+    if (report != NULL)
+        json_object_set_new(report, "remote", json_boolean(config->remote != NULL));
     return report;
 }
 
@@ -213,6 +215,7 @@ void demo_print(const json_t *report)
     const json_t *tiers = at(report, "top1_agreement_by_tier");
     const json_t *identical = at(report, "logits_identical");
     const json_t *questions = at(report, "questions");
+    const int remote = json_is_true(at(report, "remote"));
     const int daemon = json_is_true(at(report, "daemon"));
 
     printf("%s (%s), level %s, %lld threads\n", json_string_value(at(report, "model")),
@@ -222,9 +225,12 @@ void demo_print(const json_t *report)
            json_string_value(at(report, "document")));
     print_found(report);
     for (size_t q = 0; q < json_array_size(questions); q++)
-        print_question(json_array_get(questions, q), daemon);
+        print_question(json_array_get(questions, q), daemon || remote);
     if (daemon)
         print_daemon(report);
+    else if (remote)
+        printf("\nthe new process shares nothing with the first one but the server: all that it "
+               "loaded came from there\n");
     else
         print_prefetched(report);
     printf("\nbytes per token: %.0f in the engine, %.0f stored (%.2f)\n", engine, stored,
@@ -238,7 +244,7 @@ void demo_print(const json_t *report)
     printf(
         "times: cold and disk measured once each, DRAM the median of three; a busy machine moves "
         "all of them\n");
-    if (daemon)
+    if (daemon || remote)
         return;
     printf("disk reads: %s\n", json_is_true(at(report, "direct_io"))
                                    ? "O_DIRECT, past the page cache"

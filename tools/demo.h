@@ -23,7 +23,8 @@ struct demo_config {
     const char *dir;         /* directory of the store */
     const char *prompt_file; /* NULL: the built-in document */
     const char *digest_dir;  /* NULL: model digests are not remembered */
-    const char *socket;      /* of a kvtierd that holds the store; NULL: each process holds it */
+    const char *remote; /* a tier that machines share, and no disk: each process is a machine */
+    const char *socket; /* of a kvtierd that holds the store; NULL: each process holds it */
     int level;
     int64_t tokens; /* of the first prompt */
     int64_t threads;

@@ -21,9 +21,9 @@ static long prefetch(struct kvt_llama *llama, size_t blocks)
     if (run <= 0)
         return run;
     size_t end = (size_t)run;
-    while (first < end && llama->tiers[first] != KVT_TIER_DISK)
+    while (first < end && llama->tiers[first] == KVT_TIER_DRAM)
         first++;
-    while (end > first && llama->tiers[end - 1] != KVT_TIER_DISK)
+    while (end > first && llama->tiers[end - 1] == KVT_TIER_DRAM)
         end--;
     if (end > first)
         queued = kvt_prefetch(llama->ns, &llama->keys[first], end - first, &load);

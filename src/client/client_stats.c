@@ -271,6 +271,8 @@ static void plan_numbers(const struct snapshot *snapshot, kvt_stats_fn fn, void 
     for (uint32_t tier = KVT_TIER_DISK; known > 1 && tier < KVT_PLAN_TIERS; tier++) {
         char of[16];
         (void)snprintf(of, sizeof(of), "root%" PRIu32, tier - (uint32_t)KVT_TIER_DISK);
+        if (tier == KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE)
+            (void)snprintf(of, sizeof(of), "remote");
         if (snapshot->tiers[tier].taken > 0)
             tier_numbers(&snapshot->tiers[tier], of, fn, arg);
     }

@@ -86,6 +86,11 @@ static bool root_key(struct kvt_cache *cache, uint32_t number, uint64_t *key)
         *key = kvt_hash64(name, (size_t)n);
         return true;
     }
+    if (number == KVT_PLAN_ROOT_REMOTE) {
+        const char *where = cache->settings->remote;
+        *key = kvt_hash64(where, strlen(where));
+        return where[0] != '\0';
+    }
     pthread_mutex_lock(&cache->host.lock);
     for (uint32_t i = 0; i < cache->settings->disk_count && !found; i++) {
         const struct kvt_root_state *root = &cache->host.roots[i];
@@ -156,7 +161,9 @@ static void keep_tiers(struct kvt_cache *cache)
             planning->kept_tier[KVT_TIER_DRAM] = line;
             continue;
         }
-        if (model->taken > most) /* what a root that is new then begins with */
+        if (model->taken > most &&
+            tier !=
+                KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE) /* what a root that is new then begins with */
             planning->kept_tier[KVT_TIER_DISK] = line;
         most = KVT_MAX(most, model->taken);
         if (root_key(cache, tier - KVT_TIER_DISK, &key))

@@ -35,8 +35,11 @@ void kvt_planning_init(struct kvt_cache *cache)
         const struct kvt_fit_line *kept =
             &planning->kept_tier[dram ? KVT_TIER_DRAM : KVT_TIER_DISK];
         double latency = dram ? DRAM_LATENCY_S : DISK_LATENCY_S;
-        double rate = (double)(dram ? settings->plan_dram : settings->plan_disk);
-        if (kept->q > 0) {
+        bool remote = tier == KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE;
+        double rate = (double)(dram     ? settings->plan_dram
+                               : remote ? settings->plan_remote
+                                        : settings->plan_disk);
+        if (kept->q > 0 && !remote) {
             latency = kept->p;
             rate = 1 / kept->q;
         }
@@ -109,9 +112,10 @@ void kvt_planning_block(struct kvt_cache *cache, const struct kvt_req *req)
 
 void kvt_planning_grant(struct kvt_req *req, const struct kvt_msg_grant *grant)
 {
-    if (grant->tier != KVT_TIER_DISK || grant->root >= KVT_PLAN_ROOTS)
+    bool remote = grant->tier == KVT_TIER_REMOTE;
+    if (!remote && (grant->tier != KVT_TIER_DISK || grant->root >= KVT_PLAN_ROOT_REMOTE))
         return;
-    struct kvt_req_root *root = &req->roots[grant->root];
+    struct kvt_req_root *root = &req->roots[remote ? KVT_PLAN_ROOT_REMOTE : grant->root];
     root->late += grant->msg.status == KVT_E_DEADLINE;
     if (grant->msg.status != 0)
         return;

@@ -63,10 +63,13 @@ void kvt_decide_runs(struct kvt_decide *query, const enum kvt_tier *tiers, const
     for (size_t i = 0, end; i < n; i = end) {
         unsigned tier = (unsigned)tiers[i];
         const uint8_t *of = tier == KVT_TIER_DISK && roots != NULL ? &roots[i] : NULL;
-        if (tier == KVT_TIER_MISS || tier > KVT_TIER_DISK)
+        if (tier == KVT_TIER_MISS || tier > KVT_TIER_REMOTE)
             break;
         end = i + same_from(&tiers[i], of, n - i);
-        tier += of != NULL ? *of : 0;
+        if (tier == KVT_TIER_REMOTE)
+            tier = (unsigned)KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE;
+        else
+            tier += of != NULL ? *of : 0;
         if (tier >= KVT_PLAN_TIERS || models->tiers[tier] == NULL)
             break;
         if (run == NULL || query->run_count < KVT_PLAN_RUNS) {

@@ -6,6 +6,8 @@
  */
 #include "tool_help.h"
 
+#include "support/redis_rig.h"
+
 static void demo(struct outcome *outcome, const char *const words[])
 {
     run_tool(outcome, "demo", words);
@@ -88,6 +90,32 @@ static void test_raw_is_identical(void **state)
     json_decref(check_json(&outcome, 1));
     assert_string_equal(outcome.err, ""); /* no progress in a pipe */
     assert_int_equal(count_demo_dirs(), 0);
+}
+
+/* Processes that share nothing but a server: the second one computes no more than the first one's
+ * DRAM column, and has the same logits; without the server there is a sentence. */
+static void test_over_a_server(void **state)
+{
+    (void)state;
+    static struct outcome outcome;
+    static struct redis_rig redis;
+    char url[256], out[256];
+
+    if (!redis_rig_able())
+        return;
+    redis_rig_start(&redis, "");
+    redis_rig_url(&redis, url, sizeof(url));
+    const char *const words[] = {"--model", model, "--tokens", "300", "--threads", "1",
+                                 "--level", "raw", "--remote", url,   "--json",    NULL};
+    demo(&outcome, words);
+    json_decref(check_json(&outcome, 1));
+    assert_int_equal(redis_rig_cli(&redis, 0, "DBSIZE", out, sizeof(out)), 0);
+    assert_true(strtol(out, NULL, 10) > 0);
+    redis_rig_kill(&redis, 0);
+    demo(&outcome, words);
+    assert_int_equal(outcome.status, 1);
+    assert_non_null(strstr(outcome.err, "loaded nothing from redis://"));
+    redis_rig_stop(&redis);
 }
 
 static void test_kv4_table(void **state)
@@ -505,14 +533,14 @@ static void test_real_model(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_raw_is_identical), cmocka_unit_test(test_kv4_table),
-        cmocka_unit_test(test_kept_directory),   cmocka_unit_test(test_own_text),
-        cmocka_unit_test(test_bad_directory),    cmocka_unit_test(test_nothing_from_disk),
-        cmocka_unit_test(test_hostile_model),    cmocka_unit_test(test_bad_text),
-        cmocka_unit_test(test_bad_input),        cmocka_unit_test(test_interrupt),
-        cmocka_unit_test(test_killed),           cmocka_unit_test(test_closed_output),
-        cmocka_unit_test(test_switched_off),     cmocka_unit_test(test_block_sizes),
-        cmocka_unit_test(test_real_model),
+        cmocka_unit_test(test_raw_is_identical),  cmocka_unit_test(test_kv4_table),
+        cmocka_unit_test(test_over_a_server),     cmocka_unit_test(test_kept_directory),
+        cmocka_unit_test(test_own_text),          cmocka_unit_test(test_bad_directory),
+        cmocka_unit_test(test_nothing_from_disk), cmocka_unit_test(test_hostile_model),
+        cmocka_unit_test(test_bad_text),          cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_interrupt),         cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_closed_output),     cmocka_unit_test(test_switched_off),
+        cmocka_unit_test(test_block_sizes),       cmocka_unit_test(test_real_model),
     };
     llama_backend_init();
     return cmocka_run_group_tests(tests, setup, teardown);
