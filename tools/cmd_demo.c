@@ -351,6 +351,18 @@ static int parse_level(const char *name, int *level)
     return -1;
 }
 
+static int words_fit(const struct demo_config *config, int daemon)
+{
+    if (config->block % KVT_TILE_TOKENS != 0)
+        kvt_cli_error("demo", "--block: %lld is not a multiple of %u", (long long)config->block,
+                      KVT_TILE_TOKENS);
+    else if (daemon && config->remote != NULL)
+        kvt_cli_error("demo", "--daemon and --remote: one of the two");
+    else
+        return 1;
+    return 0;
+}
+
 /* path: where the scripts put it; NULL: there is no HOME. */
 static int default_model(struct demo_config *config, const char *path)
 {
@@ -437,17 +449,8 @@ int kvt_cmd_demo(int argc, char **argv)
                            NULL, 0, 0, NULL, argc, argv);
     if (rc != 0)
         return rc == 1 ? KVT_EXIT_OK : KVT_EXIT_USAGE;
-    if (parse_level(level, &config.level) != 0)
+    if (parse_level(level, &config.level) != 0 || !words_fit(&config, daemon))
         return KVT_EXIT_USAGE;
-    if (config.block % KVT_TILE_TOKENS != 0) {
-        kvt_cli_error("demo", "--block: %lld is not a multiple of %u", (long long)config.block,
-                      KVT_TILE_TOKENS);
-        return KVT_EXIT_USAGE;
-    }
-    if (daemon && config.remote != NULL) {
-        kvt_cli_error("demo", "--daemon and --remote: one of the two");
-        return KVT_EXIT_USAGE;
-    }
     const int have_cache = demo_cache_paths(&paths) == 0;
     if (config.model == NULL && default_model(&config, have_cache ? paths.model : NULL) != 0)
         return KVT_EXIT_PROBLEM;

@@ -25,8 +25,8 @@
 #include "plan/tier_model.h"
 
 #define KVT_PLAN_ROOTS 17u
-#define KVT_PLAN_ROOT_REMOTE 16u /* stands for the shared tier: it is as one more root to a plan \
-                                  */
+/* Stands for the shared tier: to a plan it is one more root. */
+#define KVT_PLAN_ROOT_REMOTE 16u
 /* Where blocks can be: KVT_TIER_DRAM, or KVT_TIER_DISK + the number of the root. MISS has no model.
  */
 #define KVT_PLAN_TIERS ((unsigned)KVT_TIER_DISK + KVT_PLAN_ROOTS)
