@@ -163,8 +163,7 @@ struct signals {
 };
 
 struct differ { /* keys of a new configuration whose values are other ones */
-    char *names[64];
-    char *values[64];
+    char *values[64]; /* in the order of the keys */
     size_t count, at;
 };
 
@@ -172,12 +171,12 @@ static void keep_value(void *arg, const char *key, const char *value, const char
                        const char *help, int reload)
 {
     struct differ *differ = arg;
+    (void)key;
     (void)fallback;
     (void)help;
     (void)reload;
-    if (differ->count == KVT_ARRAY_LEN(differ->names))
+    if (differ->count == KVT_ARRAY_LEN(differ->values))
         return;
-    differ->names[differ->count] = strdup(key);
     differ->values[differ->count++] = strdup(value);
 }
 
@@ -220,10 +219,8 @@ static void reload(struct signals *signals)
         signals->conf->uid_count = fresh.uid_count;
         kvt_log(&to_stderr, KVT_LOG_INFO, "reload: done");
     }
-    for (size_t i = 0; i < differ.count; i++) {
-        free(differ.names[i]);
+    for (size_t i = 0; i < differ.count; i++)
         free(differ.values[i]);
-    }
     kvt_conf_free(&fresh);
     kvt_notify("READY=1");
 }

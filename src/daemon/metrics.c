@@ -166,7 +166,7 @@ static void *metrics_main(void *arg)
 int kvt_metrics_start(struct kvt_metrics *metrics, const char *address, const char *socket,
                       const struct kvt_log *log, char *error, size_t error_len)
 {
-    *metrics = (struct kvt_metrics){.listen_fd = -1, .wake_fd = -1, .log = *log};
+    *metrics = (struct kvt_metrics){.listen_fd = -1, .wake_fd = -1};
     (void)snprintf(metrics->socket, sizeof(metrics->socket), "%s", socket);
     metrics->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = metrics->wake_fd < 0 ? -errno : listen_at(address, &metrics->listen_fd);

@@ -17,7 +17,6 @@ struct kvt_metrics {
     int port; /* that it listens on */
     pthread_t thread;
     bool running;
-    struct kvt_log log;
 };
 
 /* Listen at "ADDRESS:PORT" ("[::1]:9464" too; numbers only) and start the thread. 0, or an error

@@ -151,4 +151,11 @@ BUGS = [
      "status ? KVT_SLOT_WRITE_FAILED", ["test_sim"]),
     ("purge_dropped_before_its_blocks_are_written", "src/store/l2_journal.c",
      "if (journal->keep_from) /*", "if (0) /*", ["test_l2_journal", "test_sim"]),
+    ("another_protocol_let_in", "src/daemon/peer.c",
+     "hello->proto != KVT_PROTO_VERSION ||", "(0 && hello->proto != KVT_PROTO_VERSION) ||",
+     ["test_daemon"]),
+    ("parted_client_loses_what_it_fills", "src/store/owner.c",
+     "        if (place == PLACE_LEAVING)\n            kvt_store_client_gone",
+     "        if (place != PLACE_LIVE)\n            kvt_store_client_gone",
+     ["test_owner", "test_daemon_kill"]),
 ]
