@@ -162,7 +162,7 @@ struct signals {
     _Atomic int over;
 };
 
-struct differ { /* keys of a new configuration whose values are other ones */
+struct differ {       /* keys of a new configuration whose values are other ones */
     char *values[64]; /* in the order of the keys */
     size_t count, at;
 };
@@ -291,9 +291,10 @@ static int serve(const struct arguments *args, struct kvt_conf *conf, struct kvt
         kvt_server_free(server);
         return EXIT_PROBLEM;
     }
-    kvt_log(&to_stderr, KVT_LOG_INFO, "kvtierd %s: %llu MiB of DRAM, %u disk roots, at %s",
+    kvt_log(&to_stderr, KVT_LOG_INFO, "kvtierd %s: %llu MiB of DRAM, %u of %u disk roots, at %s%s",
             kvt_version(), (unsigned long long)(host->memory.arena_bytes >> 20),
-            (unsigned)host->settings->disk_count, conf->socket);
+            (unsigned)host->roots_used, (unsigned)host->settings->disk_count, conf->socket,
+            listen_fd >= 0 ? " (passed to us)" : "");
     if (conf->metrics[0] != '\0' && kvt_metrics_start(&metrics, conf->metrics, conf->socket,
                                                       &to_stderr, error, sizeof(error)) != 0)
         complain("%s (going on without it)", error);

@@ -289,15 +289,33 @@ static char *trim(char *text)
     return text;
 }
 
+/* A "#" at the start, or behind a blank, begins a comment: paths may hold others. */
+static void comment_cut(char *line)
+{
+    for (char *at = line; (at = strchr(at, '#')) != NULL; at++) {
+        if (at == line || at[-1] == ' ' || at[-1] == '\t') {
+            *at = '\0';
+            return;
+        }
+    }
+}
+
 static int set_line(struct kvt_conf *conf, char *line)
 {
+    comment_cut(line);
     char *text = trim(line), *equals = strchr(text, '=');
-    if (text[0] == '\0' || text[0] == '#')
+    if (text[0] == '\0')
         return 0;
+    if (text[0] == '[')
+        return refuse(conf, KVT_E_CONFIG_VALUE,
+                      "\"%.64s\": there are no sections, only lines key = value", text);
     if (equals == NULL)
         return refuse(conf, KVT_E_CONFIG_VALUE, "\"%.64s\" is not of the form key = value", text);
     *equals = '\0';
-    return kvt_conf_set(conf, trim(text), trim(equals + 1));
+    char *key = trim(text), *value = trim(equals + 1);
+    if (value[0] == '"' || value[0] == '\'')
+        return refuse(conf, KVT_E_CONFIG_VALUE, "%.64s: values are written without quotes", key);
+    return kvt_conf_set(conf, key, value);
 }
 
 int kvt_conf_read(struct kvt_conf *conf, const char *path)
@@ -308,6 +326,7 @@ int kvt_conf_read(struct kvt_conf *conf, const char *path)
     if (file == NULL)
         return refuse(conf, -errno, "the configuration %.300s cannot be read: %s", path,
                       kvt_strerror(-errno));
+    errno = 0;
     for (unsigned number = 1; rc == 0 && fgets(line, sizeof(line), file) != NULL; number++) {
         if (strchr(line, '\n') == NULL && strlen(line) == sizeof(line) - 1)
             rc = refuse(conf, KVT_E_CONFIG_VALUE, "the line is longer than %u bytes",
@@ -319,9 +338,11 @@ int kvt_conf_read(struct kvt_conf *conf, const char *path)
             (void)refuse(conf, rc, "%.150s:%u: %.340s", path, number, why);
         }
     }
-    if (rc == 0 && ferror(file))
-        rc = refuse(conf, -EIO, "the configuration %.300s cannot be read: %s", path,
-                    kvt_strerror(-EIO));
+    if (rc == 0 && ferror(file)) {
+        rc = errno > 0 ? -errno : -EIO;
+        rc =
+            refuse(conf, rc, "the configuration %.300s cannot be read: %s", path, kvt_strerror(rc));
+    }
     (void)fclose(file);
     return rc;
 }

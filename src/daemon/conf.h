@@ -30,7 +30,8 @@ void kvt_conf_free(struct kvt_conf *conf);
  * nearest valid one. */
 __attribute__((warn_unused_result)) int kvt_conf_set(struct kvt_conf *conf, const char *key,
                                                      const char *value);
-/* Set everything in a file: lines "key = value", "#" begins a comment. Errors name the line. */
+/* Set everything in a file: lines "key = value"; "#" at the start or behind a blank begins a
+ * comment. Errors name the line. */
 __attribute__((warn_unused_result)) int kvt_conf_read(struct kvt_conf *conf, const char *path);
 
 /* Every key: the name, what it is now, the default, one line of help. reload: a running daemon

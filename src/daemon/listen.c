@@ -104,6 +104,12 @@ static void describe(const char *path, int code, char *error, size_t len)
     else if (code == -ENOENT)
         (void)snprintf(error, len,
                        "the directory of %s does not exist: create it first (mkdir -m 700)", path);
+    else if (code == -EACCES || code == -EPERM || code == -EROFS)
+        (void)snprintf(
+            error, len,
+            "cannot listen at %s: this user may not write to its directory: change that, "
+            "or give the socket another path (--socket)",
+            path);
     else
         (void)snprintf(error, len, "cannot listen at %s: %s", path, kvt_strerror(code));
 }

@@ -72,6 +72,17 @@ static int port_of(int fd)
                                     : ntohs(((struct sockaddr_in *)&at)->sin_port);
 }
 
+static bool on_loopback(int fd)
+{
+    struct sockaddr_storage at = {.ss_family = AF_UNSPEC};
+    socklen_t len = sizeof(at);
+    if (getsockname(fd, (struct sockaddr *)&at, &len) != 0)
+        return false;
+    if (at.ss_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&at)->sin6_addr);
+    return ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
+}
+
 static int64_t now_ns(void)
 {
     const struct kvt_clock clock = kvt_clock_system();
@@ -177,6 +188,11 @@ int kvt_metrics_start(struct kvt_metrics *metrics, const char *address, const ch
     metrics->running = rc == 0;
     if (rc == 0) {
         kvt_log(log, KVT_LOG_INFO, "metrics: port %d of %s", metrics->port, address);
+        if (!on_loopback(metrics->listen_fd))
+            kvt_log(log, KVT_LOG_WARN,
+                    "metrics: %s is open to other machines, and nobody is asked who he is: use "
+                    "127.0.0.1, or a firewall",
+                    address);
         return 0;
     }
     (void)snprintf(error, error_len, "metrics: cannot listen at %s: %s", address,

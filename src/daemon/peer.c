@@ -75,6 +75,21 @@ static void welcome_make(const struct kvt_server *server, struct kvt_welcome *we
     (void)snprintf(welcome->version, sizeof(welcome->version), "%s", kvt_version());
 }
 
+/* Whether the same process was refused for the same reason lately; else it is noted. */
+static bool refused_lately(struct kvt_server *server, const struct kvt_peer *peer, int status)
+{
+    const int64_t now = now_of(server);
+    for (uint32_t i = 0; i < KVT_REFUSALS; i++) {
+        const struct kvt_refusal *refusal = &server->refusals[i];
+        if (refusal->status == status && refusal->pid == peer->pid && refusal->uid == peer->uid &&
+            now - refusal->at_ns < KVT_REFUSAL_NS)
+            return true;
+    }
+    server->refusals[server->refusal_next++ % KVT_REFUSALS] =
+        (struct kvt_refusal){peer->pid, peer->uid, status, now};
+    return false;
+}
+
 /* Say why not, and end. */
 __attribute__((format(printf, 4, 5))) static void
 refuse(struct kvt_server *server, struct kvt_peer *peer, int status, const char *format, ...)
@@ -85,8 +100,10 @@ refuse(struct kvt_server *server, struct kvt_peer *peer, int status, const char 
     va_start(args, format);
     (void)vsnprintf(welcome.text, sizeof(welcome.text), format, args);
     va_end(args);
-    kvt_log(&server->params.log, KVT_LOG_WARN, "a client (process %d, uid %u) was refused: %s",
-            (int)peer->pid, (unsigned)peer->uid, welcome.text);
+    kvt_log(&server->params.log,
+            refused_lately(server, peer, status) ? KVT_LOG_DEBUG : KVT_LOG_WARN,
+            "a client (process %d, uid %u) was refused: %s", (int)peer->pid, (unsigned)peer->uid,
+            welcome.text);
     int rc = kvt_sock_send(peer->sock, &welcome, sizeof(welcome), NULL, 0);
     (void)rc; /* who does not listen is refused all the same */
     kvt_peer_end(server, peer);

@@ -54,6 +54,17 @@ struct kvt_peer {
     size_t answer_at;
 };
 
+#define KVT_REFUSALS 16u
+#define KVT_REFUSAL_NS INT64_C(60000000000) /* who is refused comes again each second: said once \
+                                             */
+
+struct kvt_refusal {
+    pid_t pid;
+    uid_t uid;
+    int status; /* 0: none */
+    int64_t at_ns;
+};
+
 struct kvt_server {
     struct kvt_server_params params;
     struct kvt_listen listener;
@@ -65,6 +76,8 @@ struct kvt_server {
     uid_t uids[KVT_SERVER_UIDS_MAX];
     size_t uid_count;
     struct kvt_server_stats stats;
+    struct kvt_refusal refusals[KVT_REFUSALS]; /* the last ones that were logged */
+    uint32_t refusal_next;
     struct kvt_peer peers[KVT_PEERS_MAX];
 };
 

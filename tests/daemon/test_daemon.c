@@ -350,6 +350,14 @@ static void other_versions_are_refused_by_name(void **state)
         }
     }
     assert_int_equal(daemon_stat(&server, "daemon.refused_version"), refused);
+    FILE *log = fopen(server.log, "re"); /* it comes again and again: said once */
+    char line[1024];
+    unsigned lines = 0;
+    assert_non_null(log);
+    while (fgets(line, sizeof(line), log) != NULL)
+        lines += strstr(line, "was refused") != NULL;
+    (void)fclose(log);
+    assert_int_equal(lines, 1);
 }
 
 static void garbage_instead_of_a_greeting_is_refused(void **state)
@@ -525,6 +533,38 @@ static void wait_said(const char *text)
         fail_msg("\"%s\" was not said", text);
 }
 
+/* Lines of a file: what people write by habit is taken, or refused with what to write instead. */
+static void files_are_read_as_people_write_them(void **state)
+{
+    static const struct {
+        const char *text, *says; /* says NULL: it is good */
+    } cases[] = {
+        {"dram = 16MiB  # a comment\n#\n\t# another\n  log_level=debug\t#x\n", NULL},
+        {"dram = 16MiB\r\nlog_level = info\r\n", NULL},
+        {"dram = \"16MiB\"\n", ":1: dram: values are written without quotes"},
+        {"\n[store]\ndram = 16MiB\n", ":2: \"[store]\": there are no sections"},
+        {"dram 16MiB\n", "is not of the form key = value"},
+        {"dram = 16MiB#x\n", "16MiB#x"},
+        {"disk = /nowhere#1:64MiB # a path may hold one\ndram = x\n", ":2: dram"},
+    };
+    char file[200];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        daemon_init(&server, "");
+        snprintf(file, sizeof(file), "%s/conf", server.dir);
+        snprintf(server.options, sizeof(server.options), "--config %s --check", file);
+        write_file(file, cases[i].text);
+        assert_int_equal(daemon_try(&server), cases[i].says ? 2 : 0);
+        if (!daemon_said(&server, cases[i].says ? cases[i].says : "the configuration is good"))
+            fail_msg("case %zu: \"%s\" was not said", i, cases[i].says);
+        daemon_free(&server);
+    }
+    daemon_init(&server, "--config /tmp");
+    assert_int_equal(daemon_try(&server), 2);
+    assert_true(daemon_said(&server, "Is a directory"));
+}
+
 static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
 {
     char file[200], options[400];
@@ -571,6 +611,7 @@ int main(void)
         cmocka_unit_test_teardown(other_users_are_refused_unless_allowed, tear_down),
         cmocka_unit_test_teardown(a_stale_socket_is_replaced_a_live_one_never, tear_down),
         cmocka_unit_test_teardown(what_is_wrong_in_a_configuration_is_named, tear_down),
+        cmocka_unit_test_teardown(files_are_read_as_people_write_them, tear_down),
         cmocka_unit_test_teardown(sighup_takes_what_can_change_and_names_what_cannot, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

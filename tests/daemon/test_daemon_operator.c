@@ -228,6 +228,16 @@ static void by_default_nobody_listens_for_scrapers(void **state)
     assert_false(daemon_said(&server, "metrics"));
 }
 
+static void metrics_for_other_machines_are_warned_about(void **state)
+{
+    (void)state;
+    begin("--dram 16MiB --metrics 0.0.0.0:0");
+    assert_true(daemon_said(&server, "open to other machines"));
+    daemon_free(&server);
+    begin("--dram 16MiB --metrics 127.0.0.9:0");
+    assert_false(daemon_said(&server, "open to other machines"));
+}
+
 /* ---- systemd -------------------------------------------------------------------------------- */
 
 static int socket_made(int type, const char *path)
@@ -589,6 +599,7 @@ int main(void)
         cmocka_unit_test_teardown(metrics_are_told_to_prometheus, tear_down),
         cmocka_unit_test_teardown(reads_from_disk_have_their_own_times, tear_down),
         cmocka_unit_test_teardown(by_default_nobody_listens_for_scrapers, tear_down),
+        cmocka_unit_test_teardown(metrics_for_other_machines_are_warned_about, tear_down),
         cmocka_unit_test_teardown(a_passed_socket_is_served_and_left_alone, tear_down),
         cmocka_unit_test_teardown(a_passed_socket_of_another_kind_is_refused, tear_down),
         cmocka_unit_test_teardown(systemd_socket_activate_starts_it, tear_down),
