@@ -55,8 +55,8 @@ struct kvt_peer {
 };
 
 #define KVT_REFUSALS 16u
-#define KVT_REFUSAL_NS INT64_C(60000000000) /* who is refused comes again each second: said once \
-                                             */
+/* Who is refused comes again each second: it is said once in this time. */
+#define KVT_REFUSAL_NS INT64_C(60000000000)
 
 struct kvt_refusal {
     pid_t pid;
