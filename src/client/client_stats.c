@@ -131,14 +131,16 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
 /* One line "disk.N.what value" of the kvtierd's; the value stays where it is. */
 static void remote_root_line(struct snapshot *snapshot, char *line)
 {
-    unsigned number = KVT_DISKS_MAX;
-    char what[16] = "";
-    int at = 0;
-    if (sscanf(line, "disk.%u.%15[a-z_] %n", &number, what, &at) != 2 || number >= KVT_DISKS_MAX ||
-        at == 0)
+    char *what, *value;
+    if (strncmp(line, "disk.", 5) != 0)
         return;
+    unsigned long number = strtoul(line + 5, &what, 10);
+    if (what == line + 5 || *what != '.' || number >= KVT_DISKS_MAX ||
+        (value = strchr(what, ' ')) == NULL)
+        return;
+    what++;
+    *value++ = '\0';
     struct kvt_root_state *root = &snapshot->roots[number];
-    const char *value = line + at;
     if (strcmp(what, "path") == 0)
         root->path = value;
     else if (strcmp(what, "state") == 0)
@@ -156,7 +158,7 @@ static void remote_root_line(struct snapshot *snapshot, char *line)
     else if (strcmp(what, "read_fail") == 0)
         snapshot->root_fails[number] = strtoull(value, NULL, 10);
     root->error = strcmp(root->state, "ok") == 0 ? 0 : KVT_E_CLOSED; /* not told: only whether */
-    snapshot->root_count = KVT_MAX(snapshot->root_count, number + 1);
+    snapshot->root_count = KVT_MAX(snapshot->root_count, (uint32_t)number + 1);
 }
 
 /* The roots of a store in another process: asked for over its socket, since only texts are missing.

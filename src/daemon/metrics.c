@@ -74,13 +74,18 @@ static int port_of(int fd)
 
 static bool on_loopback(int fd)
 {
-    struct sockaddr_storage at = {.ss_family = AF_UNSPEC};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } at;
     socklen_t len = sizeof(at);
-    if (getsockname(fd, (struct sockaddr *)&at, &len) != 0)
+    memset(&at, 0, sizeof(at));
+    if (getsockname(fd, &at.any, &len) != 0)
         return false;
-    if (at.ss_family == AF_INET6)
-        return IN6_IS_ADDR_LOOPBACK(&((struct sockaddr_in6 *)&at)->sin6_addr);
-    return ntohl(((struct sockaddr_in *)&at)->sin_addr.s_addr) >> 24 == 127;
+    if (at.any.sa_family == AF_INET6)
+        return IN6_IS_ADDR_LOOPBACK(&at.v6.sin6_addr);
+    return ntohl(at.v4.sin_addr.s_addr) >> 24 == 127;
 }
 
 static int64_t now_ns(void)

@@ -152,7 +152,7 @@ struct kind {
 
 static const struct kind kinds[KVT_HIST_KINDS] = {
 #define KVT_X(name, op_, tier_, unit_, help_) \
-    [KVT_HIST_##name] = {.op = op_, .tier = tier_, .help = help_, .unit = KVT_HIST_##unit_},
+    [KVT_HIST_##name] = {.op = (op_), .tier = (tier_), .help = (help_), .unit = KVT_HIST_##unit_},
     KVT_STORE_HISTS(KVT_X)
 #undef KVT_X
 };
