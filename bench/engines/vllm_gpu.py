@@ -12,8 +12,12 @@
 
 One process a kind; one JSON line a measurement. Weights may be dummies: times do not depend on them.
 The prompts of a size are the same in every kind. Every hit is checked by the number of cached tokens.
+--lock FILE: several kinds at a time on one GPU take turns, so that their measurements alternate and
+nothing else runs during one (vllm_gpu_all.py). Waits and loads of the other kinds are not in a time.
 """
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import random
@@ -40,6 +44,11 @@ def arguments():
     parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's memory")
     parser.add_argument("--stalls", type=int, default=0, help="tokens of a prompt that arrives "
                         "while 8 requests decode; 0: not measured")
+    parser.add_argument("--computed", default="", help="SIZE:COUNT,...: prompts of a size that are "
+                        "computed, the last of which is asked for again; default 2 each")
+    parser.add_argument("--kv-gib", type=float, default=0, help="GiB of KV cache in the GPU, "
+                        "instead of what --memory leaves")
+    parser.add_argument("--lock", help="file that kinds which run at a time take turns by")
     parser.add_argument("--extra", default="{}", help="more kv_connector_extra_config, JSON")
     parser.add_argument("--profile", action="store_true", help="one more hit of the largest size "
                         "under cProfile, printed to stderr")
@@ -74,6 +83,11 @@ class Bench:
     def __init__(self, options):
         self.options = options
         self.sizes = [int(s) for s in options.sizes.split(",")]
+        self.counts = dict.fromkeys(self.sizes, 2)
+        self.counts.update((int(s), int(n)) for s, _, n in
+                           (pair.partition(":") for pair in options.computed.split(",") if pair))
+        self.stored_tokens = 0
+        self.submits = []  # seconds that start_load_kv() held the engine's thread
         began = clock()
         from vllm import LLM, SamplingParams
         self.one = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, detokenize=False)
@@ -83,6 +97,8 @@ class Bench:
                   "max_model_len": max(self.sizes) + 4096, "max_num_seqs": 16,
                   "max_num_batched_tokens": 16384, "seed": 0}
         engine.update({"load_format": "dummy", "dtype": "bfloat16"} if options.dummy else {})
+        if options.kv_gib:
+            engine["kv_cache_memory_bytes"] = int(options.kv_gib * (1 << 30))
         if (config := transfer(options)) is not None:
             engine["kv_transfer_config"] = config
         self.llm = LLM(**engine)
@@ -90,6 +106,31 @@ class Bench:
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self.emit(event="start", seconds=clock() - began, config=config,
                   blocks=self.engine.vllm_config.cache_config.num_gpu_blocks)
+        if config is not None:
+            self.watch_submits()
+
+    def watch_submits(self):
+        """Note how long each start of loads holds the thread that runs the engine."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+        connector = get_kv_transfer_group()
+        start_load_kv = connector.start_load_kv
+
+        def watched(*args, **more):
+            began = clock()
+            start_load_kv(*args, **more)
+            self.submits.append(clock() - began)
+
+        connector.start_load_kv = watched
+
+    @contextlib.contextmanager
+    def turn(self):
+        """Alone on the GPU among the kinds that share a lock file."""
+        if not self.options.lock:
+            yield
+            return
+        with open(self.options.lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def emit(self, **what):
         line = json.dumps({"kind": self.options.kind, **what})
@@ -143,18 +184,30 @@ class Bench:
         output = self.llm.generate([{"prompt_token_ids": prompt}], self.one, use_tqdm=False)[0]
         return clock() - began, output.num_cached_tokens
 
-    def measure(self, event, size, which=0, **more):
-        seconds, cached = self.first_token(self.prompt(size, which))
-        drained = self.drain()
-        self.emit(event=event, tokens=size, ttft=seconds, cached=cached, drain=drained, **more)
+    def measure(self, event, size, which=0, forget=None, **more):
+        """One prompt; forget: what of it is forgotten before: None, "gpu", or "tiers" too."""
+        prompt = self.prompt(size, which)
+        with self.turn():
+            if forget:
+                self.forget(tiers=forget == "tiers")
+            self.submits.clear()
+            seconds, cached = self.first_token(prompt)
+            drained = self.drain()
+        if event == "computed":
+            self.stored_tokens += size - cached
+        self.emit(event=event, tokens=size, which=which, ttft=seconds, cached=cached, drain=drained,
+                  submit_ms=1e3 * max(self.submits, default=0), **more)
         return seconds
 
     def warm_up(self):
         for size in (64, min(20000, max(self.sizes))):
+            prompt = self.prompt(size, 77)
             for _ in range(2):
-                self.first_token(self.prompt(size, 77))
-                self.drain()
-                self.forget()
+                with self.turn():
+                    self.first_token(prompt)
+                    self.drain()
+                    self.forget()
+            self.stored_tokens += size
 
     def pinned(self, limit=40.0):
         """Wait until kvtier's DRAM is pinned, which it does in the background."""
@@ -168,6 +221,15 @@ class Bench:
             self.emit(event="pinned", seconds=clock() - began, gpu=stats.get("gpu.state"),
                       bytes=stats.get("dram.pinned_bytes"))
 
+    def bytes_on_disk(self):
+        """Of the directory of a tier, and the tokens whose KV is in it: of a tier of files."""
+        total = 0
+        for where, _, names in os.walk(self.options.dir):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    total += os.stat(os.path.join(where, name)).st_size
+        self.emit(event="bytes", disk=total, tokens=self.stored_tokens)
+
     def flush(self):
         for store in self.stores():
             began = clock()
@@ -179,7 +241,7 @@ class Bench:
     def decode_stalls(self, size):
         """8 requests decode; a prompt that is in the tier arrives: the length of each step."""
         sampling = self.params(max_tokens=3000, temperature=0, ignore_eos=True, detokenize=False)
-        for tag in ("load", "computed"):
+        for tag in ("load", "computed") if self.options.kind != "none" else ("computed",):
             self.forget()
             for i in range(8):
                 self.engine.add_request(f"{tag}{i}", {"prompt_token_ids": self.tokens(1024, i)},
@@ -228,35 +290,36 @@ class Bench:
     # ---- kinds ----
 
     def run(self):
-        self.warm_up()
         kind = self.options.kind
         self.pinned()
+        self.warm_up()
         if kind == "kvtier-disk":
             return self.from_disk()
-        for size in self.sizes:
-            for which in range(2):
+        for size in self.sizes:  # the last one is asked for again, and the newest in any tier
+            for which in reversed(range(self.counts[size])):
                 self.measure("computed", size, which)
-        self.flush()
+        with self.turn():
+            self.flush()
+            if kind == "native-fs":
+                self.bytes_on_disk()
         for size in self.sizes:
             for _ in range(self.options.repeat):
-                if kind != "none":
-                    self.forget(tiers=kind == "native-fs")
                 self.measure({"none": "hit_gpu", "native-fs": "hit_disk"}.get(kind, "hit_dram"),
-                             size)
+                             size, forget={"none": None, "native-fs": "tiers"}.get(kind, "gpu"))
         if self.options.profile:
-            self.profile()
+            with self.turn():
+                self.profile()
         if self.options.stalls:
-            self.decode_stalls(self.options.stalls)
+            with self.turn():
+                self.decode_stalls(self.options.stalls)
         if kind == "kvtier":
             self.flush()
 
     def from_disk(self):
         for size in self.sizes:
-            for which in range(2):
-                self.measure("hit_disk", size, which)
-                self.forget()
-                self.measure("hit_dram_later", size, which)
-                self.forget()
+            for which in range(self.counts[size]):
+                self.measure("hit_disk", size, which, forget="gpu")
+                self.measure("hit_dram_later", size, which, forget="gpu")
         self.flush()
 
     def exact(self):
