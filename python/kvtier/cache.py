@@ -308,19 +308,24 @@ class Namespace(_Child):
         return Lookup(_c.check(n, "lookup"), tiers)
 
     def lookup_groups(self, chains: Mapping[int, Keys], max_tokens: int,
-                      min_level: Level | str | None = None) -> tuple[int, dict[int, range]]:
+                      min_level: Level | str | None = None, shards: int = 0,
+                      prompt_tokens: int = 0, tiers: dict[int, Sequence[int]] | None = None
+                      ) -> tuple[int, dict[int, range]]:
         """The longest prefix, in tokens, that every group can serve, and the blocks of each group
-        that it needs. chains: the keys of each group from the start of the prompt on."""
+        that it needs. chains: the keys of each group from the start of the prompt on. shards,
+        prompt_tokens: as of lookup(). tiers: if given, filled with where each key is, by group."""
         made = (_c.kvt_group_chain * len(chains))()
-        keep = []
+        keep: dict[int, Any] = {}
         for chain, (group, keys) in zip(made, chains.items()):
-            tiers = (C.c_int * len(keys))()
-            keep.append(tiers)
+            keep[group] = (C.c_int * len(keys))()
             chain.group, chain.keys, chain.n = group, keys.address, len(keys)
-            chain.tiers = C.addressof(tiers)
-        opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), Level.parse(min_level))
+            chain.tiers = C.addressof(keep[group])
+        opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), Level.parse(min_level), 0, shards,
+                                  prompt_tokens)
         n = _c.check(self._lib.kvt_lookup_groups(self.handle, made, len(chains), max_tokens,
                                                  C.byref(opts)), "lookup")
+        if tiers is not None:
+            tiers.update(keep)
         return n, {c.group: range(c.first, c.first + c.count) for c in made}
 
     def plan(self, tiers: Sequence[int], *, first_tokens: int = 0, prompt_tokens: int = 0,

@@ -500,6 +500,11 @@ def test_lookup_over_groups(cache):
         assert request.wait(20) and request.status() == [0] * len(blocks)
     tokens, need = ns.lookup_groups({0: chain(6), 1: chain(6, group=1)}, 6 * TOKENS)
     assert tokens == 6 * TOKENS and need == {0: range(0, 6), 1: range(4, 6)}
+    tiers = {}
+    assert ns.lookup_groups({0: chain(6), 1: chain(6, group=1)}, 6 * TOKENS, tiers=tiers)[0] == tokens
+    assert list(tiers[0]) == [Tier.DRAM] * 6 and list(tiers[1])[4:] == [Tier.DRAM] * 2
+    # a second rank has stored nothing
+    assert ns.lookup_groups({0: chain(6), 1: chain(6, group=1)}, 6 * TOKENS, shards=2)[0] == 0
 
 
 def test_codec_alone():
