@@ -51,7 +51,8 @@ class Uses:
             package = self.module.partition(".")[0]
             text = "".join(_source(c) for c in inspect.getmro(found)
                            if c.__module__.partition(".")[0] == package)
-            fields = {name for name, *_ in getattr(found, "_fields_", ())} | set(dir(found))
+            fields = {name for name, *_ in getattr(found, "_fields_", ())} | set(dir(found)) | \
+                set(getattr(found, "__dataclass_fields__", ()))
             for name in self.attributes:
                 if name not in fields and not re.search(rf"\bself\.{name}\b", text):
                     return f"{where} has no attribute {name} any more"
@@ -181,6 +182,21 @@ ENGINES: tuple[Engine, ...] = (
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.build_kv_connector_stats", ("data",)),
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.build_prom_metrics",
               ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.take_events"),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_kv_connector_kv_cache_events"),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.update_connector_output",
+              ("self", "connector_output")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.requires_piecewise_for_cudagraph",
+              ("extra_config",)),
+         Uses("vllm.v1.outputs", "KVConnectorOutput", attributes=("kv_cache_events",)),
+         Uses("vllm.distributed.kv_events", "BlockStored", attributes=(
+             "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+             "lora_name", "group_idx")),
+         Uses("vllm.distributed.kv_events", "KVConnectorKVEvents.add_events", ("self", "events")),
+         Uses("vllm.distributed.kv_events", "KVConnectorKVEvents.get_number_of_workers"),
+         Uses("vllm.distributed.kv_events", "KVEventAggregator.__init__", ("self", "num_workers")),
+         Uses("vllm.distributed.kv_events", "KVEventAggregator.get_common_events"),
+         Uses("vllm.v1.core.kv_cache_utils", "maybe_convert_block_hash", ("hash_bytes",)),
          Uses(f"{_VLLM}.metrics", "KVConnectorStats", attributes=("data",)),
          Uses(f"{_VLLM}.metrics", "KVConnectorPromMetrics.__init__",
               ("self", "vllm_config", "metric_types", "labelnames", "per_engine_labelvalues")),
@@ -192,7 +208,7 @@ ENGINES: tuple[Engine, ...] = (
               ("self", "scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens",
                "total_num_scheduled_tokens")),
          Uses("vllm.v1.request", "Request", attributes=(
-             "request_id", "block_hashes", "num_tokens", "lora_request")),
+             "request_id", "block_hashes", "num_tokens", "lora_request", "all_token_ids")),
          Uses("vllm.v1.core.kv_cache_manager", "KVCacheBlocks.get_block_ids"),
          Uses("vllm.v1.kv_cache_interface", "KVCacheConfig.__init__",
               ("self", "num_blocks", "kv_cache_tensors", "kv_cache_groups")),
@@ -201,6 +217,7 @@ ENGINES: tuple[Engine, ...] = (
          Uses("vllm.v1.kv_cache_interface", "FullAttentionSpec", attributes=(
              "block_size", "num_kv_heads", "head_size", "dtype", "page_size_bytes")),
          Uses("vllm.v1.kv_cache_interface", "MLAAttentionSpec"),
+         Uses("vllm.v1.kv_cache_interface", "SlidingWindowSpec.__init__", ("self", "sliding_window")),
          Uses("vllm.v1.core.kv_cache_utils", "init_none_hash"),
          Uses("vllm.config", "KVTransferConfig", attributes=(
              "kv_connector_extra_config", "kv_load_failure_policy"))),

@@ -4,78 +4,21 @@ process of its own (vllm_child.py); a tiny model whose output depends on its cac
 level raw; SmolLM2, where it is there (KVT_TEST_HF), at kv4. A hit from the store is compared with a
 hit of vLLM's own prefix cache, which computes the same shapes; what was computed otherwise is equal
 but for rounding."""
-import json
 import os
-import pathlib
-import random
-import subprocess
-import sys
 import types
 
 import pytest
-from conftest import SEED, need
+from conftest import need
+from vllm_rig import HERE, ROUNDING, disk, flip, prompts, run, same, save_model, tokens
 
 need("vllm", "vllm")
-import torch  # noqa: E402
 from kvtier import ConfigError, UnsupportedError, _engines  # noqa: E402
 from kvtier.vllm import settings  # noqa: E402
-
-HERE = pathlib.Path(__file__).parent
-ROUNDING = 1e-3  # of a log-probability between two ways of computing it in float32; seen: 2e-5
-ENGINE = {"dtype": "float32", "max_model_len": 640, "kv_cache_memory_bytes": 48 << 20,
-          "block_size": 32}
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
-    """Weights large enough that the content of the cache decides the output."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-    where = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(SEED % (1 << 31))
-    LlamaForCausalLM(LlamaConfig(
-        hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, vocab_size=1024, max_position_embeddings=2048,
-        tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, initializer_range=0.15,
-    )).to(torch.float32).save_pretrained(where)
-    return str(where)
-
-
-def disk(where, size="2GiB", **more):
-    return {"dram": "64MiB", "disk": f"{where}:{size}", "level": "raw", "plan": "off",
-            "env": "no", **more}
-
-
-def start(model, batches, kvtier=None, sampling=None, between=None, engine=None, limits=None):
-    job = {"model": model, "engine": {**ENGINE, **(engine or {})}, "kvtier": kvtier,
-           "batches": batches, "sampling": {"max_tokens": 16, "logprobs": 1, **(sampling or {})},
-           "between": between, "file_limit": limits}
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
-                   "TORCHDYNAMO_DISABLE": "1"}
-    return subprocess.run([sys.executable, HERE / "vllm_child.py"], input=json.dumps(job),
-                          capture_output=True, text=True, env=environment, timeout=900)
-
-
-def run(*args, **more):
-    done = start(*args, **more)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
-    return json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
-
-
-def prompts(count, seed, shared=3):
-    """Prompts of 100 to 500 tokens, many with a common beginning."""
-    draw = random.Random(SEED + seed)
-    begins = [[draw.randrange(3, 1000) for _ in range(300)] for _ in range(shared)]
-    return [begins[i % shared][:draw.randrange(100, 300)] +
-            [draw.randrange(3, 1000) for _ in range(draw.randrange(5, 200))] for i in range(count)]
-
-
-def same(one, other, rounding=0.0):
-    """Every token alike, every log-probability within `rounding`."""
-    assert [r["tokens"] for r in one] == [r["tokens"] for r in other]
-    worst = max(abs(a - b) for p, q in zip(one, other)
-                for a, b in zip(p["logprobs"], q["logprobs"]))
-    assert worst <= rounding
-    return worst
+    return save_model(tmp_path_factory.mktemp("tiny"))
 
 
 def test_contract():
@@ -86,24 +29,70 @@ def test_contract():
 def test_options_that_do_not_exist_are_named():
     with pytest.raises(ConfigError, match="'dramm'.*did you mean 'dram'"):
         settings.parse({"dramm": "1GiB"})
-    with pytest.raises(ConfigError, match="neither async nor sync"):
+    with pytest.raises(ConfigError, match="none of async, sync and layers"):
         settings.parse({"load": "later"})
     own = settings.parse({"load": "sync", "salt": "tenant", "dram": "1GiB"})
     assert (own.load_async, own.salt, own.options) == (False, b"tenant", {"dram": "1GiB"})
 
 
-def test_workers_of_their_own_need_the_daemon():
+@pytest.mark.parametrize("parallel, extra, words", [
+    ({"world_size": 2}, {}, "kvtierd"),
+    ({"world_size": 2}, {"load": "layers", "store": "unix:/s"}, "one rank"),
+    ({"world_size": 2, "pipeline_parallel_size": 2}, {"store": "unix:/s"}, "one stage alone"),
+    ({"world_size": 2, "decode_context_parallel_size": 2}, {}, "decode_context_parallel_size"),
+    ({"world_size": 2}, {"store": "unix:/s"}, "")])
+def test_engines_whose_processes_cannot_share_a_store_are_refused(parallel, extra, words):
     from kvtier.vllm.store import check_processes
-    parallel = types.SimpleNamespace(pipeline_parallel_size=1, world_size=2,
-                                     distributed_executor_backend="mp")
-    with pytest.raises(UnsupportedError, match="kvtierd"):
-        check_processes(types.SimpleNamespace(parallel_config=parallel), settings.parse({}))
+    config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(
+        **{"pipeline_parallel_size": 1, "distributed_executor_backend": "mp", **parallel}))
+    if not words:
+        return check_processes(config, settings.parse(extra))
+    with pytest.raises(UnsupportedError, match=words):
+        check_processes(config, settings.parse(extra))
+
+
+class Spec(types.SimpleNamespace):
+    """A KV cache spec as far as the layout looks at it."""
+
+    def __init__(self, kind, **more):
+        import torch
+        super().__init__(**{"head_size": 64, "num_kv_heads": 2, "dtype": torch.float32,
+                            "block_size": 32, "page_size_bytes": 32768, **more})
+        self.__class__ = type(kind, (Spec,), {})
+
+
+def groups(*specs):
+    return types.SimpleNamespace(kv_cache_groups=[
+        types.SimpleNamespace(layer_names=[f"model.layers.{i}.attn"], kv_cache_spec=spec)
+        for i, spec in enumerate(specs)])
+
+
+@pytest.mark.parametrize("specs, words", [
+    ([("FullAttentionSpec", {}), ("MambaSpec", {})], "group 1 .*MambaSpec.*changes in place"),
+    ([("ChunkedLocalAttentionSpec", {})], "group 0 .*ChunkedLocal"),
+    ([("FullAttentionSpec", {}), ("NewSpec", {})], "NewSpec.*full attention, MLA and sliding"),
+    ([("SlidingWindowSpec", {"sliding_window": 64})], "every layer .* sliding window"),
+    ([("FullAttentionSpec", {"tokens_per_state": 4})], "4 tokens in one state")])
+def test_groups_that_are_not_stored_are_named_with_the_reason(specs, words):
+    from kvtier.vllm.pages import model_of
+    with pytest.raises(UnsupportedError, match=words):
+        model_of(groups(*(Spec(kind, **more) for kind, more in specs)))
+
+
+def test_windows_beside_full_attention_are_groups_of_the_layout():
+    """A hit of n tokens needs the window's last tokens but one: token n is computed."""
+    from kvtier import Group, GroupKind
+    from kvtier.vllm.pages import model_of
+    model = model_of(groups(Spec("FullAttentionSpec"), Spec("SlidingWindowSpec", sliding_window=64)))
+    assert model.layout.groups == (Group(1, GroupKind.WINDOW, 32, 63),) and not model.one_chain
+    assert [p.group for p in model.layout.parts] == [0, 0, 1, 1]
+    assert model_of(groups(Spec("FullAttentionSpec"))).one_chain
 
 
 def test_a_prompt_is_found_after_a_restart_and_damage_is_computed(tiny, tmp_path):
     """The hit equals one of vLLM's own prefix cache to the last bit; a store in which every record
     is damaged changes no token."""
-    asked = [random.Random(SEED + i).randrange(3, 1000) for i in range(400)]
+    asked = tokens(400, 1)
     store = tmp_path / "store"
     first = run(tiny, [[asked], [asked]], disk(store))
     cold, native = first["batches"]
@@ -112,25 +101,10 @@ def test_a_prompt_is_found_after_a_restart_and_damage_is_computed(tiny, tmp_path
     hit = again["batches"][0]
     assert hit[0]["cached"] == 384 and again["metrics"]["loaded_disk_blocks"] == 12
     same(hit, native)
-    damaged = 0
-    for path in store.rglob("*"):
-        if path.is_file() and path.stat().st_size >= 1 << 20:
-            damaged += flip(path)
-    assert damaged
+    assert flip(store)
     poisoned = run(tiny, [[asked]], disk(store))
     assert poisoned["metrics"]["loaded_blocks"] == 0
     same(poisoned["batches"][0], cold, ROUNDING)
-
-
-def flip(path):
-    """One byte in every 4 KiB of a file, but for its first 64 KiB; how many."""
-    with open(path, "r+b") as file:
-        data = bytearray(file.read())
-        for at in range(65536 + 777, len(data), 4096):
-            data[at] ^= 0x10
-        file.seek(0)
-        file.write(data)
-    return len(range(65536 + 777, len(data), 4096))
 
 
 def test_many_requests_at_once_with_chunks_and_preemption(tiny, tmp_path):

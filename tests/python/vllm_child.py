@@ -1,11 +1,17 @@
-"""One run of vLLM in a process of its own: a JSON job on stdin, a JSON answer on the last line.
+"""Runs of vLLM in a process of its own: JSON jobs on stdin, JSON answers on the last line.
 
-job: {model, engine: {LLM() options}, kvtier: extra config or null, batches: [[token ids, ...], ...],
+job: {model, engine: {LLM() options}, kvtier: extra config or null, batches: [[prompt, ...], ...],
       sampling: {...}, between: {number of a batch: shell command before it},
-      file_limit: bytes that a file may grow to from batch 0 on, or null}
+      file_limit: bytes that a file may grow to from batch 0 on, or null,
+      lora: {name: folder}, events: whether KV events are counted}
+prompt: token ids, or {tokens, salt, lora: name of an adapter}
 answer: {batches: [[{tokens, logprobs, cached}]], seconds: [...], metrics: {kvtier counter: value},
-         stats: of the library, where the store lives in this process}
+         stats: of the library, where the store lives in this process, events: [{...}]}
+Several jobs ({jobs: [...]} instead of one) are run one after the other, each with an engine and a
+store of its own that are closed before the next; the answer is a list then, with {error} for a
+job that failed.
 """
+import gc
 import json
 import os
 import resource
@@ -13,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 
 def transfer_config(extra):
@@ -21,24 +28,65 @@ def transfer_config(extra):
             "kv_connector_extra_config": extra}
 
 
-def run_batch(llm, prompts, sampling):
+class Events:
+    """The engine's publisher at work, with a list instead of a socket behind it."""
+
+    def __init__(self, llm):
+        self.seen = []
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        scheduler.kv_event_publisher.publish = self.publish
+
+    def publish(self, batch):
+        for event in batch.events:
+            if type(event).__name__ == "BlockStored" and event.medium == "CPU":
+                self.seen.append({
+                    "hashes": [h.hex() if isinstance(h, bytes) else h for h in event.block_hashes],
+                    "parent": event.parent_block_hash and event.parent_block_hash.hex(),
+                    "tokens": list(event.token_ids), "block": event.block_size,
+                    "group": event.group_idx, "lora": event.lora_name})
+
+
+def prompt_of(given):
+    if not isinstance(given, dict):
+        return {"prompt_token_ids": given}
+    out = {"prompt_token_ids": given["tokens"]}
+    if given.get("salt"):
+        out["cache_salt"] = given["salt"]
+    return out
+
+
+def adapters(prompts, lora):
+    """LoRARequest of each prompt, or None."""
+    if not lora:
+        return None
+    from vllm.lora.request import LoRARequest
+    known = {name: LoRARequest(name, number + 1, where)
+             for number, (name, where) in enumerate(sorted(lora.items()))}
+    return [known.get(p.get("lora")) if isinstance(p, dict) else None for p in prompts]
+
+
+def run_batch(llm, prompts, sampling, lora):
     began = time.monotonic()
-    outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], sampling, use_tqdm=False)
+    outputs = llm.generate([prompt_of(p) for p in prompts], sampling, use_tqdm=False,
+                           lora_request=adapters(prompts, lora))
     took = time.monotonic() - began
     return took, [{"tokens": list(o.outputs[0].token_ids), "cached": o.num_cached_tokens,
                    "logprobs": [max(e.logprob for e in step.values())
                                 for step in o.outputs[0].logprobs or []]} for o in outputs]
 
 
-def main():
-    job = json.load(sys.stdin)
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+def run_job(job):
     from vllm import LLM, SamplingParams
     options = {"skip_tokenizer_init": True, "enforce_eager": True, "disable_log_stats": False,
                "seed": 0, **job["engine"]}
     if job.get("kvtier") is not None:
         options["kv_transfer_config"] = transfer_config(job["kvtier"])
+    if job.get("events"):
+        options["kv_events_config"] = {"enable_kv_cache_events": True, "publisher": "null"}
+    if job.get("lora"):
+        options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     llm = LLM(model=job["model"], **options)
+    events = Events(llm) if job.get("events") else None
     sampling = SamplingParams(temperature=0, detokenize=False, **job["sampling"])
     answer = {"batches": [], "seconds": []}
     if job.get("file_limit"):
@@ -48,19 +96,43 @@ def main():
         command = (job.get("between") or {}).get(str(number))
         if command:
             subprocess.run(command, shell=True, check=True)
-        took, results = run_batch(llm, prompts, sampling)
+        took, results = run_batch(llm, prompts, sampling, job.get("lora"))
         answer["seconds"].append(took)
         answer["batches"].append(results)
     answer["metrics"] = {m.name.removeprefix("vllm:kvtier_"): m.value for m in llm.get_metrics()
                          if m.name.startswith("vllm:kvtier_")}
     answer["preemptions"] = sum(m.value for m in llm.get_metrics()
                                 if m.name == "vllm:num_preemptions")
-    answer["stats"] = {}
+    answer["stats"], answer["events"] = {}, events.seen if events else []
     if job.get("kvtier") is not None:
         from kvtier.vllm import store
         for one in store._stores.values():
             answer["stats"].update(one.cache.stats())
     llm.llm_engine.engine_core.shutdown()
+    return answer
+
+
+def forget_metrics():
+    """Counters are of the process: the next engine's begin at nothing, as in a process of its own."""
+    import prometheus_client
+    for collector in list(prometheus_client.REGISTRY._collector_to_names):
+        prometheus_client.REGISTRY.unregister(collector)
+
+
+def main():
+    job = json.load(sys.stdin)
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if "jobs" in job:
+        answer = []
+        for one in job["jobs"]:
+            try:
+                answer.append(run_job(one))
+            except Exception:  # the others are of use without it
+                answer.append({"error": traceback.format_exc()[-6000:]})
+            gc.collect()
+            forget_metrics()
+    else:
+        answer = run_job(job)
     print(json.dumps(answer), flush=True)
 
 

@@ -11,6 +11,7 @@ worker.py      pools over the engine's tensors, loads and stores in flight
 pages.py       where the engine keeps which element, found out and then proved by writing and reading
 identity.py    whose cache it is: weights, adapters, hashes
 settings.py    kv_connector_extra_config
+events.py      KV events: what the store has taken, for routers
 stats.py       counters for vLLM's log and /metrics
 
 Nothing of vLLM is imported before `KvtierConnector` is asked for.

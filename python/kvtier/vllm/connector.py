@@ -5,18 +5,26 @@ import logging
 from typing import Any
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
                                                                KVConnectorMetadata,
                                                                KVConnectorRole, SupportsHMA)
 
+from .._errors import UnsupportedError
+from . import events
 from . import settings as settings_module
+from .pages import ONE_GROUP, model_of
 from .plan import Step
-from .scheduler import Scheduler
+from .scheduler import Scheduler, hash_tokens
 from .stats import Counts, KvtierPromMetrics, KvtierStats
 from .store import open_store
 from .worker import Worker
 
 _log = logging.getLogger("vllm.kvtier")
+
+
+# Not in every version: how a worker names requests whose loads failed, where pages do not.
+_TransferResults = getattr(base, "KVConnectorTransferResults", None)
 
 
 class KvtierMetadata(KVConnectorMetadata):
@@ -37,16 +45,31 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             raise ValueError('kvtier: set "kv_load_failure_policy": "recompute" in '
                              "--kv-transfer-config: a block that was evicted between look-up and "
                              "load is computed then, instead of failing the request")
+        model = model_of(kv_cache_config, self._settings.opaque)
+        self._check_model(model)
+        self._events = events.enabled(vllm_config)
         self._counts = Counts()
         self._store = open_store(vllm_config, kv_cache_config, self._settings)
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(vllm_config, kv_cache_config, self._store, self._counts,
-                                        self._settings.load_async)
+            ranks = vllm_config.parallel_config.tensor_parallel_size
+            self._scheduler = Scheduler(model, hash_tokens(vllm_config, kv_cache_config),
+                                        0 if model.replicated else ranks, self._store,
+                                        self._counts, self._events)
+            self._published = events.Published(vllm_config.parallel_config.world_size)
         else:
             self._worker = Worker(vllm_config, kv_cache_config, self._settings, self._store,
                                   self._counts)
+
+    def _check_model(self, model: Any) -> None:
+        if not model.one_chain and _TransferResults is None:
+            raise UnsupportedError(
+                "kvtier: this version of vLLM cannot compute a prompt whose load has failed when "
+                f"layers are in {len(model.groups)} groups; {ONE_GROUP}")
+        if not model.one_chain and not self._settings.load_async:
+            raise UnsupportedError(f"kvtier: load={self._settings.load} is for models whose layers "
+                                   f"are in one group; {ONE_GROUP}")
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -67,10 +90,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         return metadata.step
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        self._worker.load(self._step(), not self._settings.load_async)
+        self._worker.load(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are complete before the layers that read them run: nothing to wait for."""
+        """Of load=layers; other loads are complete before the layers that read them run."""
+        self._worker.wait_layer(layer_name)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any,
                       **kwargs: Any) -> None:
@@ -84,12 +108,27 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         sent, received = self._worker.finished(finished_req_ids, idle)
         return sent or None, received or None
 
+    if _TransferResults is not None:
+        def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+            sent, received = self.get_finished(finished_req_ids)
+            return _TransferResults(finished_sending=sent or set(), finished_recving=received or
+                                    set(), failed_recving=self._worker.take_failed())
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_invalid()
 
     def get_kv_connector_stats(self) -> Any:
         taken = self._counts.take()
         return KvtierStats(data=taken) if taken else None
+
+    def get_kv_connector_kv_cache_events(self) -> Any:
+        taken = self._worker.take_events()
+        return events.KvtierEvents(taken) if taken else None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """A graph of the whole pass would not wait for each layer."""
+        return extra_config.get("load") == "layers"
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -112,10 +151,17 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
                 ((CacheHitSource.HOST, dram), (CacheHitSource.DISK, disk)) if tokens}
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._scheduler.allocated(request, list(blocks.get_block_ids()[0]), num_external_tokens)
+        self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         return KvtierMetadata(self._scheduler.step(scheduler_output))
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        self._scheduler.failed(getattr(connector_output, "failed_recving", None) or set())
+        self._published.add(connector_output.kv_cache_events)
+
+    def take_events(self) -> Any:
+        return self._published.take()
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, dict | None]:
         return self._scheduler.ended(request), None

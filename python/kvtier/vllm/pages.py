@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..layout import Dtype, Kind, Layout, Part, Place
+from ..layout import Dtype, Group, GroupKind, Kind, Layout, Part, Place
 from .._errors import UnsupportedError
 
 _log = logging.getLogger("vllm.kvtier")
@@ -36,6 +36,7 @@ class Shape:
     dtype: torch.dtype
     page_bytes: int
     opaque: bool
+    group: int = 0
 
     @property
     def is_mla(self) -> bool:
@@ -44,12 +45,24 @@ class Shape:
 
 @dataclass(frozen=True)
 class Model:
-    """The layers of the one group that is stored."""
+    """The layers that are stored. groups: as the layout has them, by the engine's number: tokens
+    of a block, and of the window that a hit needs (0: every block)."""
 
     shapes: tuple[Shape, ...]
-    block_tokens: int
+    groups: tuple[Group, ...]
     layout: Layout
     replicated: bool  # every tensor-parallel rank holds the same bytes
+
+    def block_bytes(self, group: int) -> int:
+        """Of a block in the engine."""
+        tokens = self.groups[group].block_tokens
+        return tokens * sum(p.heads * p.head_dim * Dtype(p.dtype).size
+                            for p in self.layout.parts if p.group == group)
+
+    @property
+    def one_chain(self) -> bool:
+        """One group of full attention: what failed to load is named by its pages."""
+        return len(self.groups) == 1 and self.groups[0].kind == GroupKind.FULL
 
 
 def _layer_number(name: str, default: int) -> int:
@@ -57,11 +70,17 @@ def _layer_number(name: str, default: int) -> int:
     return int(found[0]) if found else default
 
 
+def layer_numbers(model: Model) -> dict[str, int]:
+    """Part.layer of each of the engine's layers."""
+    return {shape.layer: _layer_number(shape.layer, i) for i, shape in enumerate(model.shapes)}
+
+
 def _codable(dim: int) -> bool:
     return dim % _DIM_STEP == 0 and _DIM_STEP <= dim <= _DIM_MAX
 
 
-def _shape(name: str, spec: Any, block_tokens: int, opaque: bool) -> Shape:
+def _shape(name: str, spec: Any, group: Group, opaque: bool) -> Shape:
+    block_tokens = group.block_tokens
     mla = type(spec).__name__.startswith("MLA")
     k_dim = spec.head_size
     v_dim = 0 if mla else (getattr(spec, "head_size_v", None) or spec.head_size)
@@ -71,7 +90,7 @@ def _shape(name: str, spec: Any, block_tokens: int, opaque: bool) -> Shape:
             (v_dim and not _codable(v_dim)) or block_tokens % _DIM_STEP):
         opaque = True
     return Shape(name, block_tokens, 1 if mla else spec.num_kv_heads, k_dim, v_dim, spec.dtype,
-                 spec.page_size_bytes, opaque)
+                 spec.page_size_bytes, opaque, group.group)
 
 
 def _row_of_bytes(page_bytes: int, tokens: int) -> tuple[int, int]:
@@ -89,12 +108,12 @@ def _row_of_bytes(page_bytes: int, tokens: int) -> tuple[int, int]:
 def _parts(shape: Shape, number: int) -> Iterator[Part]:
     if shape.opaque:
         heads, dim = _row_of_bytes(shape.page_bytes, shape.tokens)
-        yield Part(Kind.OPAQUE, Dtype.BYTE, heads, dim, number)
+        yield Part(Kind.OPAQUE, Dtype.BYTE, heads, dim, number, shape.group)
     elif shape.is_mla:
-        yield Part(Kind.MLA, _DTYPES[shape.dtype], 1, shape.k_dim, number)
+        yield Part(Kind.MLA, _DTYPES[shape.dtype], 1, shape.k_dim, number, shape.group)
     else:
-        yield Part(Kind.K, _DTYPES[shape.dtype], shape.heads, shape.k_dim, number)
-        yield Part(Kind.V, _DTYPES[shape.dtype], shape.heads, shape.v_dim, number)
+        for kind, dim in ((Kind.K, shape.k_dim), (Kind.V, shape.v_dim)):
+            yield Part(kind, _DTYPES[shape.dtype], shape.heads, dim, number, shape.group)
 
 
 def _spec_of(group: Any, layer: str) -> Any:
@@ -102,34 +121,57 @@ def _spec_of(group: Any, layer: str) -> Any:
     return getattr(spec, "kv_cache_specs", {}).get(layer, spec)
 
 
+_FULL = ("FullAttentionSpec", "MLAAttentionSpec")
+_WINDOW = "SlidingWindowSpec"
+_REASONS = {
+    "MambaSpec": "a state changes in place with every token: what a block held at its end is gone "
+                 "before it could be stored",
+    "ChunkedLocalAttentionSpec": "which of its blocks a prompt of some length needs is not known "
+                                 "to the store",
+    "CrossAttentionSpec": "its KV belongs to an encoder's input, which block hashes do not name",
+}
+ONE_GROUP = "--disable-hybrid-kv-cache-manager makes one group of full and sliding-window layers"
+
+
+def _group(number: int, group: Any) -> Group:
+    """What a hit needs of a group. UnsupportedError names the group, its kind and the reason."""
+    names = group.layer_names
+    specs = [_spec_of(group, name) for name in names]
+    for name, spec in zip(names, specs):
+        kind = type(spec).__name__
+        if kind not in (*_FULL, _WINDOW):
+            why = _REASONS.get(kind, "layers of full attention, MLA and sliding windows are known")
+            raise UnsupportedError(f"kvtier: group {number} ({len(names)} layers, {name} and so on)"
+                                   f" is of kind {kind}, which is not stored: {why}")
+        if getattr(spec, "tokens_per_state", 1) != 1:
+            raise UnsupportedError(f"kvtier: group {number}: layer {name} keeps "
+                                   f"{spec.tokens_per_state} tokens in one state")
+    windows = {max(1, spec.sliding_window - 1 + getattr(spec, "extra_retained_tokens", 0))
+               if type(spec).__name__ == _WINDOW else 0 for spec in specs}
+    if len(windows) != 1:
+        raise UnsupportedError(f"kvtier: group {number} mixes windows of {sorted(windows)} tokens")
+    window, tokens = windows.pop(), group.kv_cache_spec.block_size
+    return Group(number, GroupKind.WINDOW if window else GroupKind.FULL, tokens, window)
+
+
 def model_of(kv_cache_config: Any, opaque: bool = False) -> Model:
     """The layout of an engine's cache. UnsupportedError: what is not stored, and why.
     opaque: pages as bytes, where their inside is not known."""
-    groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(sorted({type(g.kv_cache_spec).__name__ for g in groups}))
-        raise UnsupportedError(
-            f"kvtier: the model has {len(groups)} groups of layers ({kinds}); models with one "
-            "group of full attention or MLA are supported. --disable-hybrid-kv-cache-manager makes "
-            "one group of full and sliding-window layers")
-    group = groups[0]
-    shapes = []
-    for name in group.layer_names:
-        spec = _spec_of(group, name)
-        kind = type(spec).__name__
-        if kind not in ("FullAttentionSpec", "MLAAttentionSpec"):
-            raise UnsupportedError(f"kvtier: layer {name} is of kind {kind}; FullAttentionSpec and "
-                                   "MLAAttentionSpec are supported")
-        if getattr(spec, "tokens_per_state", 1) != 1:
-            raise UnsupportedError(f"kvtier: layer {name} keeps {spec.tokens_per_state} tokens in "
-                                   "one state")
-        shapes.append(_shape(name, spec, group.kv_cache_spec.block_size, opaque))
+    engine = kv_cache_config.kv_cache_groups
+    groups = tuple(_group(number, group) for number, group in enumerate(engine))
+    if not any(group.kind == GroupKind.FULL for group in groups):
+        raise UnsupportedError("kvtier: every layer of the model has a sliding window: a prompt's "
+                               "last blocks are all that its hit needs, and what is planned by is "
+                               "a chain of full attention")
+    shapes = [_shape(name, _spec_of(theirs, name), ours, opaque)
+              for ours, theirs in zip(groups, engine) for name in theirs.layer_names]
     if any(s.opaque for s in shapes):
         shapes = [replace(s, opaque=True) for s in shapes]
     parts = [part for i, shape in enumerate(shapes)
              for part in _parts(shape, _layer_number(shape.layer, i))]
-    tokens = shapes[0].tokens
-    return Model(tuple(shapes), tokens, Layout(tokens, tuple(parts)),
+    tokens = groups[0].block_tokens
+    listed = tuple(g for g in groups if (g.kind, g.block_tokens) != (GroupKind.FULL, tokens))
+    return Model(tuple(shapes), groups, Layout(tokens, tuple(parts), listed),
                  all(s.is_mla for s in shapes))
 
 

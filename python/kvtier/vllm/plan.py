@@ -5,14 +5,28 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class Told:
+    """What an event about the blocks of a Transfer says of them: the engine's own hashes, that of
+    the block before, the tokens of all blocks, and the adapter."""
+
+    hashes: list[bytes]
+    parent: bytes | None
+    tokens: list[int]
+    lora_id: int | None = None
+    lora_name: str | None = None
+
+
+@dataclass
 class Transfer:
-    """Blocks of one request. hashes: of the chain's blocks, in order, one for each page."""
+    """Blocks of one request and group. hashes: of the chain's blocks, in order, one a page."""
 
     request: str
     hashes: list[bytes]
     pages: list[int]
     first_block: int = 0          # of the prompt: number of hashes[0]
     parent: bytes | None = None   # hash of the block before
+    group: int = 0
+    told: Told | None = None      # of blocks to be stored, when the engine publishes events
 
 
 @dataclass

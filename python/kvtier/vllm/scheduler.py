@@ -1,26 +1,50 @@
 """The scheduler's half: which blocks of a prompt are worth loading, and which to store.
 
 A block's key is vLLM's own chained hash of it, which covers tokens, images, adapter name and
-cache_salt; for requests with an adapter a digest of the adapter's weights is mixed in.
-Threads: the engine's scheduler thread alone.
+cache_salt; for requests with an adapter a digest of the adapter's weights is mixed in. Each group of
+layers (full attention, sliding windows) has a block table and a chain of its own; a hit ends where a
+block of each ends. Threads: the engine's scheduler thread alone.
 """
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
+import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .._errors import KvtierError
-from ..layout import Keys, Tier
+from ..layout import GroupKind, Keys, Tier
 from .identity import Adapters
-from .plan import Step, Transfer
+from .pages import Model
+from .plan import Step, Told, Transfer
 from .stats import Counts
 from .store import Store
 
 _log = logging.getLogger("vllm.kvtier")
 _ANSWER_SECONDS = 0.25  # how long an answer to the same question is good
+_NOTHING = 0            # number of the page that vLLM's tables hold where there is none
+
+
+@dataclass
+class _Chain:
+    """A request's blocks of one group."""
+
+    hashes: list[bytes] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    stored: int = 0  # blocks [0, stored) are in the store, on their way, or not to be had
+
+
+@dataclass
+class _Hit:
+    """What a prompt can load: `tokens` from its start on. tiers: of the first full group's blocks
+    behind those that the engine has."""
+
+    tokens: int = 0
+    tiers: Sequence[int] = ()
 
 
 @dataclass
@@ -29,28 +53,35 @@ class _Request:
 
     request: Any
     adapter: bytes
-    hashes: list[bytes] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    stored: int = 0           # blocks [0, stored) are in the store or on their way
+    chains: list[_Chain]
     asked: tuple[int, float, int] | None = None   # (computed tokens, when, answer)
-    tiers: list[int] = field(default_factory=list)
-    first: int = 0            # block that tiers[0] is about
+    hit: _Hit = field(default_factory=_Hit)
+    end: int = 0              # tokens that are computed, or being loaded, as far as is known
     sent: bool = False        # some block was handed to the worker to be stored
     loading: bool = False
+    failed: bool = False      # a load of it came to nothing: it is computed
+
+
+def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
+    """Tokens of each of a request's block hashes."""
+    try:
+        from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
+        return resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1]
+    except ImportError:  # one group: a hash a block
+        return kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
 
 
 class Scheduler:
-    """See the file's head."""
+    """See the file's head. ranks: shards of each block; events: tell what is stored."""
 
-    def __init__(self, vllm_config: Any, kv_cache_config: Any, store: Store, counts: Counts,
-                 load_async: bool) -> None:
-        self._store, self._counts, self._async = store, counts, load_async
-        group = kv_cache_config.kv_cache_groups[0]
-        self._block = group.kv_cache_spec.block_size
-        hashed = getattr(kv_cache_config, "hash_block_size", None) or \
-            getattr(vllm_config.cache_config, "hash_block_size", None) or self._block
-        self._per_block = max(1, self._block // hashed)
-        self._ranks = vllm_config.parallel_config.tensor_parallel_size
+    def __init__(self, model: Model, hash_tokens: int, ranks: int, store: Store, counts: Counts,
+                 events: bool) -> None:
+        self._store, self._counts, self._events, self._ranks = store, counts, events, ranks
+        self._groups = model.groups
+        self._full = next(g for g in model.groups if g.kind == GroupKind.FULL)
+        self._block = self._full.block_tokens
+        self._step_tokens = math.lcm(*(g.block_tokens for g in model.groups))
+        self._per_block = [max(1, g.block_tokens // hash_tokens) for g in model.groups]
         self._adapters = Adapters()
         self._requests: dict[str, _Request] = {}
         self._loads: list[Transfer] = []
@@ -64,34 +95,28 @@ class Scheduler:
             adapter = self._adapters.digest(getattr(request, "lora_request", None))
             if adapter is None:
                 return None
-            state = self._requests[request.request_id] = _Request(request, adapter)
+            state = self._requests[request.request_id] = _Request(
+                request, adapter, [_Chain() for _ in self._groups])
         self._update_hashes(state)
         return state
 
     def _update_hashes(self, state: _Request) -> None:
-        theirs, step = state.request.block_hashes, self._per_block
-        for i in range(len(state.hashes), len(theirs) // step):
-            value = bytes(theirs[(i + 1) * step - 1])
+        theirs = state.request.block_hashes
+        for chain, step in zip(state.chains, self._per_block):
+            have = len(chain.hashes)
+            if have >= len(theirs) // step:
+                continue
+            fresh = theirs[(have + 1) * step - 1::step]
             if state.adapter:
-                value = hashlib.sha256(value + state.adapter).digest()
-            state.hashes.append(value)
-
-    def _look_up(self, state: _Request, usable: int) -> list[int]:
-        """Tiers of the leading blocks that every rank has, up to `usable`."""
-        namespace = self._store.namespace
-        if namespace is None or usable == 0:
-            return []
-        found = namespace.lookup(Keys.from_hashes(state.hashes[:usable]),
-                                 shards=0 if self._store.model.replicated else self._ranks,
-                                 prompt_tokens=state.request.num_tokens)
-        return list(found.tiers[:found.n])
+                fresh = [hashlib.sha256(bytes(h) + state.adapter).digest() for h in fresh]
+            chain.hashes += fresh
 
     # ---- what vLLM asks ----
 
     def matched(self, request: Any, computed: int) -> int:
         """Tokens behind `computed` that are worth loading. Repeated questions change nothing."""
         state = self._state(request)
-        if state is None or computed % self._block:
+        if state is None or state.failed or computed % self._step_tokens:
             return 0
         now = time.monotonic()
         if state.asked and state.asked[0] == computed and now - state.asked[1] < _ANSWER_SECONDS:
@@ -105,47 +130,82 @@ class Scheduler:
         state.asked = (computed, now, answer)
         return answer
 
+    def _look_up(self, state: _Request, computed: int, most: int) -> _Hit:
+        """What every rank has of the prompt's first `most` tokens."""
+        namespace, full = self._store.namespace, self._full.group
+        if namespace is None or most < self._step_tokens:
+            return _Hit()
+        usable = [chain.hashes[:most // group.block_tokens]
+                  for chain, group in zip(state.chains, self._groups)]
+        first = computed // self._block
+        if len(usable) == 1:
+            found = namespace.lookup(Keys.from_hashes(usable[0]), shards=self._ranks,
+                                     prompt_tokens=state.request.num_tokens)
+            tokens, tiers = found.n * self._block, found.tiers
+        else:
+            tiers_of: dict[int, Sequence[int]] = {}
+            tokens, _ = namespace.lookup_groups(
+                {g.group: Keys.from_hashes(hashes, g.group)
+                 for g, hashes in zip(self._groups, usable)},
+                most, shards=self._ranks, prompt_tokens=state.request.num_tokens, tiers=tiers_of)
+            tiers = tiers_of[full]
+        count = max(0, tokens // self._block - first)
+        behind = (ctypes.c_int * count).from_buffer(tiers, first * ctypes.sizeof(ctypes.c_int)) \
+            if count else ()
+        return _Hit(tokens, behind)
+
     def _decide(self, state: _Request, computed: int, again: bool) -> int:
         tokens = state.request.num_tokens
-        usable = min(len(state.hashes), max(0, tokens - 1) // self._block)
-        tiers = self._look_up(state, usable)
-        first = computed // self._block
-        state.stored, state.tiers, state.first = len(tiers), tiers[first:], first
+        hit = state.hit = self._look_up(state, computed, max(0, tokens - 1))
+        for chain, group in zip(state.chains, self._groups):
+            chain.stored = hit.tokens // group.block_tokens
+        found = max(0, hit.tokens - computed)
         if not again:
-            self._counts.add(lookups=1, asked_tokens=max(0, tokens - computed),
-                             found_tokens=len(state.tiers) * self._block)
-        if not state.tiers:
+            self._counts.add(lookups=1, asked_tokens=max(0, tokens - computed), found_tokens=found)
+        if not found:
             return 0
-        plan = self._store.namespace.plan(state.tiers, first_tokens=computed, prompt_tokens=tokens)
-        loaded = plan.count if plan.first == 0 else 0
+        plan = self._store.namespace.plan(hit.tiers, first_tokens=computed, prompt_tokens=tokens,
+                                          group=self._full.group)
+        loaded = plan.count * self._block if plan.first == 0 else 0
+        if loaded and computed + loaded < hit.tokens:
+            state.hit = self._look_up(state, computed, computed + loaded)
+            loaded = max(0, state.hit.tokens - computed)
         if not again:
-            self._counts.add(planned_tokens=loaded * self._block,
-                             declined_tokens=(len(state.tiers) - loaded) * self._block)
-        return loaded * self._block
+            self._counts.add(planned_tokens=loaded, declined_tokens=found - loaded)
+        return loaded
 
-    def allocated(self, request: Any, pages: list[int], external: int) -> None:
+    def allocated(self, request: Any, pages: Sequence[Sequence[int]], external: int) -> None:
         """Pages of the request as they are now; external: tokens to be loaded into them."""
         state = self._state(request)
         if state is None:
             return
-        state.pages = list(pages)
+        for chain, table in zip(state.chains, pages):
+            chain.pages = list(table)
         if not external:
             return
-        first = state.first
-        last = first + external // self._block
-        if last > len(state.hashes) or last > len(pages):
-            _log.warning("kvtier: %d tokens to load for %d hashes and %d pages", external,
-                         len(state.hashes), len(pages))
-        self._loads.append(Transfer(request.request_id, state.hashes[first:last],
-                                    state.pages[first:last], first))
-        state.loading = True
+        start = state.asked[0] if state.asked else 0
+        state.end, state.loading = start + external, True
+        for group, chain in zip(self._groups, state.chains):
+            first, last = start // group.block_tokens, state.end // group.block_tokens
+            blocks = [i for i in range(first, min(last, len(chain.hashes), len(chain.pages)))
+                      if group.kind == GroupKind.FULL or chain.pages[i] != _NOTHING]
+            if blocks:  # of a window: those that its table has pages for
+                self._loads.append(Transfer(request.request_id, [chain.hashes[i] for i in blocks],
+                                            [chain.pages[i] for i in blocks], blocks[0],
+                                            group=group.group))
 
     def sources(self, request: Any, external: int) -> tuple[int, int]:
         """(tokens from DRAM, tokens from disk) of `external` tokens about to be loaded."""
         state = self._requests.get(request.request_id)
-        tiers = state.tiers[:external // self._block] if state else []
+        tiers = state.hit.tiers[:external // self._block] if state else []
         dram = sum(tier == Tier.DRAM for tier in tiers) * self._block
         return dram, external - dram
+
+    def failed(self, names: set[str]) -> None:
+        """Loads of requests that came to nothing at all: they are computed."""
+        for name in names:
+            if name in self._requests:
+                self._requests[name].failed = True
 
     def step(self, output: Any) -> Step:
         """What the workers have to do in this step."""
@@ -153,12 +213,10 @@ class Scheduler:
                     idle=output.total_num_scheduled_tokens == 0)
         self._loads, self._cancelled = [], []
         for new in output.scheduled_new_reqs:
-            self._scheduled(step, output, new.req_id, list(new.block_ids[0]), True,
-                            new.num_computed_tokens)
+            self._scheduled(step, output, new.req_id, new.block_ids, True, new.num_computed_tokens)
         cached = output.scheduled_cached_reqs
         for i, name in enumerate(cached.req_ids):
-            pages = cached.new_block_ids[i]
-            self._scheduled(step, output, name, list(pages[0]) if pages else [],
+            self._scheduled(step, output, name, cached.new_block_ids[i],
                             name in cached.resumed_req_ids, cached.num_computed_tokens[i])
         if len(output.num_scheduled_tokens) == 1 and not step.loads:
             (name, new), = output.num_scheduled_tokens.items()
@@ -175,24 +233,49 @@ class Scheduler:
         cached = output.scheduled_cached_reqs
         return cached.num_computed_tokens[cached.req_ids.index(name)]
 
-    def _scheduled(self, step: Step, output: Any, name: str, pages: list[int], all_pages: bool,
+    def _scheduled(self, step: Step, output: Any, name: str, pages: Any, all_pages: bool,
                    computed: int) -> None:
         """Note the pages of a request that runs in this step, and store what it fills."""
         state = self._requests.get(name)
         if state is None:
             return
-        had = computed // self._block if all_pages else len(state.pages)
-        state.pages = pages if all_pages else state.pages + pages
-        step.new_pages += state.pages[had:]
         state.loading = False
+        again = computed < state.end  # computed anew: a load has failed, or pages were taken away
+        state.end = computed + output.num_scheduled_tokens[name]
         self._update_hashes(state)
-        full = min(len(state.hashes), len(state.pages),
-                   (computed + output.num_scheduled_tokens[name]) // self._block)
-        if full > state.stored:
-            first = state.stored
-            step.stores.append(Transfer(name, state.hashes[first:full], state.pages[first:full],
-                                        first, state.hashes[first - 1] if first else None))
-            state.stored, state.sent = full, True
+        for i, (group, chain) in enumerate(zip(self._groups, state.chains)):
+            filled = computed // group.block_tokens
+            fresh = list(pages[i]) if pages else []
+            had = filled if all_pages else len(chain.pages)
+            chain.pages = fresh if all_pages else chain.pages + fresh
+            step.new_pages += chain.pages[had:]
+            if again:
+                chain.stored = min(chain.stored, filled)
+            if group.kind != GroupKind.FULL and not all_pages:
+                chain.stored = max(chain.stored, filled)  # pages behind a window may be others'
+            self._store_filled(step, state, name, group, chain)
+
+    def _store_filled(self, step: Step, state: _Request, name: str, group: Any,
+                      chain: _Chain) -> None:
+        full = min(len(chain.hashes), len(chain.pages), state.end // group.block_tokens)
+        first = chain.stored
+        while group.kind != GroupKind.FULL and first < full and chain.pages[first] == _NOTHING:
+            first += 1
+        if full > first:
+            told = self._tell(state, group, first, full) if self._events else None
+            step.stores.append(Transfer(name, chain.hashes[first:full], chain.pages[first:full],
+                                        first, chain.hashes[first - 1] if first else None,
+                                        group.group, told))
+            chain.stored, state.sent = full, True
+
+    def _tell(self, state: _Request, group: Any, first: int, last: int) -> Told:
+        request, per_block = state.request, self._per_block[group.group]
+        theirs = request.block_hashes[per_block - 1::per_block]
+        lora = getattr(request, "lora_request", None)
+        return Told(list(theirs[first:last]), theirs[first - 1] if first else None,
+                    list(request.all_token_ids[first * group.block_tokens:
+                                               last * group.block_tokens]),
+                    getattr(lora, "adapter_id", None), getattr(lora, "name", None))
 
     def ended(self, request: Any) -> bool:
         """A request has ended. True: its pages are still read, the worker says when they are not."""

@@ -10,7 +10,8 @@ from ..cache import each_option
 from .._errors import ConfigError
 
 _OWN = {
-    "load": "async (default): the engine goes on while blocks arrive; sync: the step waits for them",
+    "load": "async (default): the engine goes on while blocks arrive; sync: the step waits for them; "
+            "layers: the step waits before each layer for that layer alone",
     "weights_digest": "identity of the weights instead of a digest of their files",
     "salt": "tenant salt: caches of different salts share no block",
     "pages": "auto (default), or opaque: store pages as bytes, exact and not coded",
@@ -22,10 +23,15 @@ class Settings:
     """What the connector was told. options: for kvtier.Cache; the rest is its own."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    load_async: bool = True
+    load: str = "async"
     weights_digest: str = ""
     salt: bytes = b""
     opaque: bool = False
+
+    @property
+    def load_async(self) -> bool:
+        """Whether requests wait for their blocks outside of steps."""
+        return self.load == "async"
 
     @property
     def daemon(self) -> bool:
@@ -38,8 +44,9 @@ def parse(extra: Mapping[str, Any] | None) -> Settings:
     that does, and a value that makes no sense."""
     extra = dict(extra or {})
     load = str(extra.pop("load", "async"))
-    if load not in ("async", "sync"):
-        raise ConfigError(f"kv_connector_extra_config: load={load!r} is neither async nor sync")
+    if load not in ("async", "sync", "layers"):
+        raise ConfigError(f"kv_connector_extra_config: load={load!r} is none of async, sync and "
+                          "layers")
     digest = str(extra.pop("weights_digest", ""))
     salt = str(extra.pop("salt", "")).encode()
     pages = str(extra.pop("pages", "auto"))
@@ -52,4 +59,4 @@ def parse(extra: Mapping[str, Any] | None) -> Settings:
             raise ConfigError(f"kv_connector_extra_config: no option is called {key!r}" +
                               (f"; did you mean {near[0]!r}?" if near else
                                f"; there are {', '.join(sorted([*known, *_OWN]))}"))
-    return Settings(extra, load == "async", digest, salt, pages == "opaque")
+    return Settings(extra, load, digest, salt, pages == "opaque")

@@ -55,10 +55,17 @@ def check_processes(vllm_config: Any, settings: Settings) -> None:
     """UnsupportedError: an engine whose processes cannot share the store as configured."""
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
-        raise UnsupportedError("kvtier: pipeline parallel engines are not supported")
+        raise UnsupportedError(
+            "kvtier: pipeline parallel engines are not supported: a block is there when every "
+            "stage has its layers, and the scheduler is told the layers of one stage alone. Use "
+            "--tensor-parallel-size, with kvtierd")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise UnsupportedError(f"kvtier: {name} above 1 is not supported")
+    if parallel.world_size > 1 and not settings.load_async:
+        raise UnsupportedError(
+            f"kvtier: load={settings.load} is for engines of one rank: a rank whose load fails in "
+            "the middle of a step cannot tell the others not to store what they computed from it")
     if settings.daemon:
         return
     backend = str(parallel.distributed_executor_backend or "uni")

@@ -2,7 +2,10 @@
 
 Pages and requests of the engine:
 - a page that is being loaded belongs to a request that waits for it; it is reported as received
-  when every load of it has ended, whatever came of it, with the pages that hold nothing;
+  when every load of it has ended, whatever came of it, with the pages that hold nothing (or, where
+  layers are in several groups, as failed as a whole);
+- a step that computes while blocks arrive, or after some did not, may have computed from pages that
+  hold nothing: what it filled is not stored;
 - a page that is being stored may be handed out again before the store has read it (preemption):
   the step that would overwrite it waits first;
 - a request that ends is held by the scheduler until its stores have ended.
@@ -21,8 +24,8 @@ import torch
 from .._errors import BusyError, ErrorCode, KvtierError, UnsupportedError
 from ..cache import Pool, Request
 from ..layout import Keys
-from .pages import Model, find_places, model_of
-from .plan import Step, Transfer
+from .pages import Model, find_places, layer_numbers, model_of
+from .plan import Step, Told, Transfer
 from .settings import Settings
 from .stats import Counts
 from .store import Store
@@ -33,14 +36,25 @@ _BATCH = 2048         # blocks of one request to the library
 _FINE = (0, int(ErrorCode.EXISTS))
 
 
+def _cut(what: Transfer, start: int, end: int) -> Transfer:
+    """Blocks [start, end) of a transfer."""
+    told = what.told
+    if told is not None:
+        tokens = len(told.tokens) // len(told.hashes)
+        told = Told(told.hashes[start:end], told.hashes[start - 1] if start else told.parent,
+                    told.tokens[start * tokens:end * tokens], told.lora_id, told.lora_name)
+    return Transfer(what.request, what.hashes[start:end], what.pages[start:end],
+                    what.first_block + start, what.hashes[start - 1] if start else what.parent,
+                    what.group, told)
+
+
 class _Load:
     """Loads of one request of the engine."""
 
-    def __init__(self, what: Transfer) -> None:
-        self.what = what
-        self.parts: list[tuple[Request, list[int]]] = []
-        self.left = list(range(len(what.hashes)))  # blocks not yet handed to the library
-        self.failed: set[int] = set()              # pages
+    def __init__(self) -> None:
+        self.left: list[Transfer] = []      # not yet handed to the library
+        self.parts: list[tuple[Request, Transfer]] = []
+        self.failed: set[int] = set()       # pages
         self.began = time.monotonic()
         self.cancelled = False
 
@@ -54,14 +68,19 @@ class Worker:
         self._settings, self._store, self._counts = settings, store, counts
         self._rank = 0
         self._pool: Pool | None = None
-        self._block_tokens = 0
+        self._model: Model | None = None
+        self._layers: dict[str, int] = {}
         self._device = torch.device("cpu")
         self._loads: dict[str, _Load] = {}
-        self._stores: dict[str, list[tuple[Request, list[int]]]] = {}
+        self._stores: dict[str, list[tuple[Request, Transfer]]] = {}
         self._storing: Counter[int] = Counter()  # pages that stores still read
         self._held: set[str] = set()  # requests with stores: the scheduler holds them at their end
         self._finishing: set[str] = set()
         self._invalid: set[int] = set()
+        self._failed: set[str] = set()  # requests whose loads failed, where pages do not name them
+        self._waited: list[str] = []    # loads that this step waits for
+        self._spoiled = False           # this step computes from pages that hold nothing
+        self._events: list[Any] = []
         self._step_began = 0.0
         self._timing: list[tuple[Any, Any, tuple[int, int]]] = []
 
@@ -86,18 +105,19 @@ class Worker:
         namespace = self._store.open_namespace(model)
         self._pool = self._store.cache.pool(model.layout, places, blocks, index,
                                             list(tensors.values()))
-        self._block_tokens = model.block_tokens
+        self._model, self._layers = model, layer_numbers(model)
         self._rank = 0 if model.replicated else self._config.parallel_config.rank
         _log.info("kvtier: %d layers, %d pages of %d tokens, %d bytes a block in the engine, %d "
-                  "stored, namespace %s", len(model.shapes), blocks, model.block_tokens,
-                  self._engine_bytes(model), namespace.record_bytes(), namespace.id.hex())
+                  "stored, namespace %s", len(model.shapes), blocks, model.layout.block_tokens,
+                  model.block_bytes(0), namespace.record_bytes(), namespace.id.hex())
+        for group in model.groups[1:]:
+            _log.info("kvtier: group %d: %s, %d tokens and %d bytes a block in the engine, %d "
+                      "stored", group.group, f"windows of {group.window_tokens} tokens" if
+                      group.window_tokens else "full attention", group.block_tokens,
+                      model.block_bytes(group.group), namespace.record_bytes(group=group.group))
 
-    @staticmethod
-    def _engine_bytes(model: Model) -> int:
-        return model.block_tokens * model.layout.token_bytes
-
-    def _keys(self, hashes: Iterable[bytes]) -> Keys:
-        return Keys.from_hashes(hashes, 0, self._rank)
+    def _keys(self, hashes: Iterable[bytes], group: int) -> Keys:
+        return Keys.from_hashes(hashes, group, self._rank)
 
     def _stream(self) -> int | None:
         return torch.cuda.current_stream(self._device).cuda_stream \
@@ -109,6 +129,7 @@ class Worker:
         """Before the forward pass: pages that are handed out anew must not be read any more, and
         hold exact KV from now on."""
         self._held.update(what.request for what in step.stores)
+        self._waited, self._spoiled = [], False
         if self._pool is None:
             return
         for name in step.cancelled:
@@ -130,53 +151,72 @@ class Worker:
             return
         self._counts.add(store_waits=1)
         for pending in list(self._stores.values()):
-            for request, used in pending:
-                if not busy.isdisjoint(used):
+            for request, what in pending:
+                if not busy.isdisjoint(what.pages):
                     request.wait()
         self._reap_stores()
 
-    def load(self, step: Step, wait: bool) -> None:
-        """Start the loads of the step; wait: until they have ended."""
+    def load(self, step: Step) -> None:
+        """Start the loads of the step, and wait as the option "load" says."""
         for what in step.loads:
             self._let_go(what.pages)
-            self._loads[what.request] = _Load(what)
-            self._submit_load(self._loads[what.request])
-        if wait:
-            for what in step.loads:
-                self._finish_load(what.request)
-
-    def _finish_load(self, name: str) -> None:
-        load = self._loads[name]
-        while not self._load_ended(load):
-            if load.parts:
-                load.parts[0][0].wait()
-            else:  # the library takes no more requests just now
+            load = self._loads.setdefault(what.request, _Load())
+            load.left += [_cut(what, start, start + _BATCH)
+                          for start in range(0, len(what.hashes), _BATCH)]
+        names = list(dict.fromkeys(what.request for what in step.loads))
+        for name in names:
+            self._submit_load(self._loads[name])
+        if not self._settings.load_async:
+            self._waited = names
+        if self._settings.load == "sync":
+            self._finish_waited()
+        for name in self._waited:  # a wait for a layer needs all of the requests
+            while self._loads[name].left:
                 time.sleep(_IDLE_WAIT)
-        del self._loads[name]
-        self._invalid |= load.failed
+                self._submit_load(self._loads[name])
+
+    def wait_layer(self, name: str) -> None:
+        """Before a layer computes: its part of the step's loads has come. Whether it was good is
+        known after the last layer, and nothing leaves the step before (_finish_waited)."""
+        for waited in self._waited:
+            for request, _ in self._loads[waited].parts:
+                request.wait_layer(self._layers.get(name, 0))
+
+    def _finish_waited(self) -> None:
+        """Wait for the end of the loads that this step waits for."""
+        for name in self._waited:
+            load = self._loads[name]
+            while not self._load_ended(load):
+                if load.parts:
+                    load.parts[0][0].wait()
+                else:  # the library takes no more requests just now
+                    time.sleep(_IDLE_WAIT)
+            del self._loads[name]
+            self._invalid |= load.failed
+            self._spoiled |= bool(load.failed)
+        self._waited = []
 
     def _submit_load(self, load: _Load) -> None:
-        what = load.what
+        layers = self._settings.load == "layers"
         while load.left and not load.cancelled:
-            now = load.left[:_BATCH]
-            pages = [what.pages[i] for i in now]
+            what = load.left[0]
             try:
                 request = self._store.namespace.load(
-                    self._pool, self._keys(what.hashes[i] for i in now), pages,
-                    stream=self._stream())
+                    self._pool, self._keys(what.hashes, what.group), what.pages,
+                    stream=self._stream(), layers=layers)
             except BusyError:
                 return  # the next step tries again
             except KvtierError as error:
                 _log.warning("kvtier: a load was refused, its blocks are computed: %s", error)
-                self._fail(load, [what.pages[i] for i in load.left])
+                self._fail(load, [page for left in load.left for page in left.pages])
                 load.left = []
                 return
-            del load.left[:_BATCH]
-            load.parts.append((request, pages))
+            load.left.pop(0)
+            load.parts.append((request, what))
 
     def _cancel(self, load: _Load) -> None:
         load.cancelled = True
-        load.failed.update(load.what.pages[i] for i in load.left)
+        load.failed.update(page for left in load.left for page in left.pages)
         load.left = []
         for request, _ in load.parts:
             request.cancel()
@@ -190,14 +230,14 @@ class Worker:
         """Take in what has ended; true: all of it."""
         self._submit_load(load)
         waiting = []
-        for request, pages in load.parts:
+        for request, what in load.parts:
             if not request.wait(0):
-                waiting.append((request, pages))
+                waiting.append((request, what))
                 continue
-            bad = [page for page, code in zip(pages, request.status()) if code != 0]
+            bad = [page for page, code in zip(what.pages, request.status()) if code != 0]
             report = request.report()
             request.close()
-            self._counts.add(loaded_blocks=len(pages) - len(bad),
+            self._counts.add(loaded_blocks=len(what.pages) - len(bad),
                              loaded_dram_blocks=report.blocks_dram,
                              loaded_disk_blocks=report.blocks_disk)
             if bad:
@@ -212,28 +252,29 @@ class Worker:
         """After the forward pass: store the blocks that it has filled."""
         if self._pool is None:
             return
+        self._finish_waited()
         self._observe(step)
+        if self._spoiled:
+            self._counts.add(dropped_blocks=sum(len(what.pages) for what in step.stores))
+            return
         for what in step.stores:
-            parent, position = what.parent, what.first_block * self._block_tokens
             for start in range(0, len(what.hashes), _BATCH):
-                self._store_some(what, start, parent, position + start * self._block_tokens)
-                parent = what.hashes[min(start + _BATCH, len(what.hashes)) - 1]
+                self._store_some(_cut(what, start, start + _BATCH))
 
-    def _store_some(self, what: Transfer, start: int, parent: bytes | None, position: int) -> None:
-        hashes = what.hashes[start:start + _BATCH]
-        pages = what.pages[start:start + _BATCH]
+    def _store_some(self, what: Transfer) -> None:
+        tokens = self._model.groups[what.group].block_tokens
+        parent = self._keys([what.parent], what.group) if what.parent is not None else None
         try:
             request = self._store.namespace.store(
-                self._pool, self._keys(hashes), pages,
-                parent=self._keys([parent]) if parent is not None else None, first_pos=position,
-                stream=self._stream())
+                self._pool, self._keys(what.hashes, what.group), what.pages, parent=parent,
+                first_pos=what.first_block * tokens, stream=self._stream())
         except KvtierError as error:
-            self._counts.add(dropped_blocks=len(pages))
+            self._counts.add(dropped_blocks=len(what.pages))
             if not isinstance(error, BusyError):
                 _log.warning("kvtier: a store was refused: %s", error)
             return
-        self._stores.setdefault(what.request, []).append((request, pages))
-        self._storing.update(pages)
+        self._stores.setdefault(what.request, []).append((request, what))
+        self._storing.update(what.pages)
 
     def _observe(self, step: Step) -> None:
         """Tell the planner what a prompt cost, from steps that compute nothing else."""
@@ -254,14 +295,17 @@ class Worker:
     def _reap_stores(self) -> None:
         for name in list(self._stores):
             left = []
-            for request, pages in self._stores[name]:
+            for request, what in self._stores[name]:
                 if not request.wait(0):
-                    left.append((request, pages))
+                    left.append((request, what))
                     continue
-                fine = sum(code in _FINE for code in request.status())
+                good = [code in _FINE for code in request.status()]
                 request.close()
-                self._counts.add(stored_blocks=fine, dropped_blocks=len(pages) - fine)
-                self._storing.subtract(pages)
+                self._counts.add(stored_blocks=sum(good), dropped_blocks=len(good) - sum(good))
+                self._storing.subtract(what.pages)
+                if what.told is not None:
+                    from .events import stored
+                    self._events += stored(what, good, self._model.groups[what.group].block_tokens)
             if left:
                 self._stores[name] = left
             else:
@@ -291,8 +335,21 @@ class Worker:
             if self._load_ended(load):
                 del self._loads[name]
                 received.add(name)
-                self._invalid |= load.failed
+                if self._model.one_chain:
+                    self._invalid |= load.failed
+                elif load.failed:
+                    self._failed.add(name)
         return sent, received
+
+    def take_failed(self) -> set[str]:
+        """Requests whose loads have failed, of models of several groups, since the last call."""
+        out, self._failed = self._failed, set()
+        return out
+
+    def take_events(self) -> list[Any]:
+        """Events about what was stored since the last call."""
+        out, self._events = self._events, []
+        return out
 
     def take_invalid(self) -> set[int]:
         """Pages that were to be loaded and hold nothing, since the last call."""

@@ -1,0 +1,141 @@
+"""Shared by the tests with the real vLLM: tiny models whose output depends on their cache, runs in
+processes of their own (vllm_child.py), and what damages a store.
+
+    vllm_rig.py flip DIR    one byte in every 4 KiB of the records of a store, in place
+"""
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+from conftest import SEED
+
+HERE = pathlib.Path(__file__).parent
+ROUNDING = 1e-3  # of a log-probability between two ways of computing it in float32; seen: 2e-5
+ENGINE = {"dtype": "float32", "max_model_len": 640, "kv_cache_memory_bytes": 48 << 20,
+          "block_size": 32}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024,
+         "max_position_embeddings": 2048, "tie_word_embeddings": False, "bos_token_id": 1,
+         "eos_token_id": 2, "initializer_range": 0.15}
+
+
+def save_model(where, kind="Llama", seed=SEED, **more):
+    """A tiny model in a folder, with a tokenizer of words t0 to t1023. Weights are large enough that
+    the content of the cache decides the output."""
+    import tokenizers
+    import torch
+    import transformers
+    torch.manual_seed(seed % (1 << 31))
+    config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **more})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    model.to(torch.float32).save_pretrained(where)
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(
+        {f"t{i}": i for i in range(SHAPE["vocab_size"])}, unk_token="t0"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", bos_token="t1",
+                                         eos_token="t2").save_pretrained(where)
+    return str(where)
+
+
+def save_adapter(where, seed):
+    """A LoRA adapter of the Llama of save_model(), large enough to be seen in the output."""
+    import safetensors.torch
+    import torch
+    where = pathlib.Path(where)
+    where.mkdir(parents=True)
+    draw = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for layer in range(SHAPE["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.self_attn.v_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn((8, 256), generator=draw) * 0.2
+        tensors[f"{name}.lora_B.weight"] = torch.randn((128, 8), generator=draw) * 0.2
+    safetensors.torch.save_file(tensors, where / "adapter_model.safetensors")
+    (where / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["v_proj"], "bias": "none",
+        "task_type": "CAUSAL_LM", "base_model_name_or_path": "tiny"}))
+    return str(where)
+
+
+def disk(where, size="2GiB", **more):
+    """kv_connector_extra_config of a store that changes nothing: level raw, every hit is loaded."""
+    return {"dram": "64MiB", "disk": f"{where}:{size}", "level": "raw", "plan": "off",
+            "env": "no", **more}
+
+
+def job(model, batches, kvtier=None, sampling=None, between=None, engine=None, limits=None, **more):
+    """A job of vllm_child.py."""
+    return {"model": model, "engine": {**ENGINE, **(engine or {})}, "kvtier": kvtier,
+            "batches": batches, "sampling": {"max_tokens": 16, "logprobs": 1, **(sampling or {})},
+            "between": between, "file_limit": limits, **more}
+
+
+def start(what, **environment):
+    return subprocess.run([sys.executable, HERE / "vllm_child.py"], input=json.dumps(what),
+                          capture_output=True, text=True, timeout=900,
+                          env={**os.environ, **ENVIRONMENT, **environment})
+
+
+def answer(done):
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
+    return json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
+
+
+def run(*args, **more):
+    """One job in a process of its own."""
+    return answer(start(job(*args, **more)))
+
+
+def run_jobs(*jobs, **environment):
+    """Jobs in one process, each with an engine and a store of its own."""
+    return answer(start({"jobs": jobs}, **environment))
+
+
+def tokens(count, seed):
+    draw = random.Random(SEED + seed)
+    return [draw.randrange(3, 1000) for _ in range(count)]
+
+
+def prompts(count, seed, shared=3):
+    """Prompts of 100 to 500 tokens, many with a common beginning."""
+    draw = random.Random(SEED + seed)
+    begins = [[draw.randrange(3, 1000) for _ in range(300)] for _ in range(shared)]
+    return [begins[i % shared][:draw.randrange(100, 300)] +
+            [draw.randrange(3, 1000) for _ in range(draw.randrange(5, 200))] for i in range(count)]
+
+
+def same(one, other, rounding=0.0):
+    """Every token alike, every log-probability within `rounding`."""
+    assert [r["tokens"] for r in one] == [r["tokens"] for r in other]
+    worst = max(abs(a - b) for p, q in zip(one, other)
+                for a, b in zip(p["logprobs"], q["logprobs"]))
+    assert worst <= rounding
+    return worst
+
+
+def flip(where):
+    """One byte in every 4 KiB of each file of records, but for its first 64 KiB; how many."""
+    count = 0
+    for path in pathlib.Path(where).rglob("*"):
+        if not path.is_file() or path.stat().st_size < 1 << 20:
+            continue
+        with open(path, "r+b") as file:
+            data = bytearray(file.read())
+            for at in range(65536 + 777, len(data), 4096):
+                data[at] ^= 0x10
+                count += 1
+            file.seek(0)
+            file.write(data)
+    return count
+
+
+def flip_command(where):
+    """For `between` of a job."""
+    return f"{sys.executable} {HERE / 'vllm_rig.py'} flip {where}"
+
+
+if __name__ == "__main__":
+    sys.exit(0 if sys.argv[1] == "flip" and flip(sys.argv[2]) else 1)
