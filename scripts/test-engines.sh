@@ -154,7 +154,7 @@ else
 fi
 if environment vllm "$python" fill_vllm tests/python/vllm.lock tests/python/cuda_stubs.py; then
     vllm_env=$env
-    run_tests "vLLM" "$vllm_env" test_vllm.py "$@"
+    run_tests "vLLM" "$vllm_env" test_vllm.py test_vllm_models.py test_vllm_server.py "$@"
     run_tests "vLLM's tiering manager" "$vllm_env" test_vllm_tier.py "$@"
     for name in sglang lmcache; do
         if overlay $name "$vllm_env" tests/python/$name.lock; then
