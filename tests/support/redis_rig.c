@@ -98,7 +98,7 @@ static int free_port(void)
 int redis_rig_cli(const struct redis_rig *rig, unsigned node, const char *words, char *out,
                   size_t len)
 {
-    char command[1024], auth[96] = "";
+    char command[1024], auth[192] = "";
     size_t used = 0;
     ssize_t got = 0;
     int ends[2];
@@ -106,6 +106,8 @@ int redis_rig_cli(const struct redis_rig *rig, unsigned node, const char *words,
 
     if (rig->password[0])
         snprintf(auth, sizeof(auth), "--no-auth-warning -a %s", rig->password);
+    if (rig->tls)
+        snprintf(auth, sizeof(auth), "--tls --cacert %s/cert.pem", rig->dir);
     snprintf(command, sizeof(command), "timeout 60 redis-cli %s -p %d %s", auth, rig->ports[node],
              words);
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
@@ -146,13 +148,14 @@ void redis_rig_wait(const struct redis_rig *rig, unsigned node, const char *word
 
 void redis_rig_run(struct redis_rig *rig, unsigned node)
 {
-    char command[1536];
+    char command[2048];
 
     snprintf(command, sizeof(command),
-             "setpriv --pdeathsig KILL redis-server --port %d --bind 127.0.0.1 --dir %s "
+             "setpriv --pdeathsig KILL redis-server --%s %d --bind 127.0.0.1 --dir %s "
              "--appendonly no --daemonize no "
              "--protected-mode no --logfile %s/log.%u --enable-debug-command yes --save %s %s",
-             rig->ports[node], rig->dir, rig->dir, node, "3600 1000000", rig->options);
+             rig->tls ? "tls-port" : "port", rig->ports[node], rig->dir, rig->dir, node,
+             "3600 1000000", rig->options);
     if (rig->cluster)
         snprintf(command + strlen(command), sizeof(command) - strlen(command),
                  " --cluster-enabled yes --cluster-node-timeout 2000 --cluster-config-file "
@@ -179,6 +182,31 @@ static void start(struct redis_rig *rig, unsigned count, const char *options)
 void redis_rig_start(struct redis_rig *rig, const char *options)
 {
     start(rig, 1, options);
+}
+
+bool redis_rig_tls(struct redis_rig *rig, const char *options)
+{
+    char words[1024];
+    pid_t pid;
+
+    memset(rig, 0, sizeof(*rig));
+    rig->count = 1;
+    rig->tls = true;
+    rig_dir_make(rig->dir, sizeof(rig->dir));
+    snprintf(words, sizeof(words),
+             "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kvtier -addext "
+             "subjectAltName=IP:127.0.0.1 -keyout %s/key.pem -out %s/cert.pem",
+             rig->dir, rig->dir);
+    pid = spawn(words, -1);
+    if (!pid || end_of(pid) != 0)
+        return false;
+    snprintf(rig->options, sizeof(rig->options),
+             "--port 0 --tls-cert-file %s/cert.pem --tls-key-file %s/key.pem "
+             "--tls-ca-cert-file %s/cert.pem --tls-auth-clients no %s",
+             rig->dir, rig->dir, rig->dir, options);
+    rig->ports[0] = free_port();
+    redis_rig_run(rig, 0);
+    return true;
 }
 
 void redis_rig_cluster(struct redis_rig *rig, const char *options)
@@ -222,7 +250,7 @@ void redis_rig_stop(struct redis_rig *rig)
 
 void redis_rig_url(const struct redis_rig *rig, char *out, size_t len)
 {
-    snprintf(out, len, "redis://");
+    snprintf(out, len, "%s", rig->tls ? "rediss://" : "redis://");
     for (unsigned i = 0; i < rig->count; i++)
         snprintf(out + strlen(out), len - strlen(out), "%s127.0.0.1:%d", i ? "+" : "",
                  rig->ports[i]);

@@ -16,8 +16,8 @@ struct redis_rig {
     unsigned count;
     int ports[REDIS_RIG_NODES];
     pid_t pids[REDIS_RIG_NODES]; /* 0: does not run */
-    char options[512];           /* of each server, besides port and directory */
-    bool cluster;
+    char options[1024];          /* of each server, besides port and directory */
+    bool cluster, tls;
     char password[64]; /* that redis_rig_cli() logs in with; "": none */
 };
 
@@ -26,6 +26,9 @@ bool redis_rig_able(void);
 /* options: "--maxmemory 10mb ..." */
 void redis_rig_start(struct redis_rig *rig, const char *options);
 void redis_rig_cluster(struct redis_rig *rig, const char *options);
+/* A single one that speaks TLS only, with a certificate for 127.0.0.1 that is its own authority:
+ * dir/cert.pem. false: there is no openssl to make one. */
+bool redis_rig_tls(struct redis_rig *rig, const char *options);
 void redis_rig_stop(struct redis_rig *rig);
 
 void redis_rig_kill(struct redis_rig *rig, unsigned node); /* SIGKILL, and wait */

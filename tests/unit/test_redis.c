@@ -199,6 +199,40 @@ static void test_unix_socket(void **state)
     assert_int_equal(remote_help_get_many(&help, NS, 1, 20, PAGES, NULL), 20);
 }
 
+/* TLS: records as long as several of its own, and many small ones; who is not known is not trusted,
+ * nor is a certificate that is for somebody else. */
+static void test_tls(void **state)
+{
+    char cert[192], where[128];
+
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    if (!redis_rig_tls(&redis, "")) {
+        print_message("           skipped: no openssl here\n");
+        return;
+    }
+    redis_rig_url(&redis, url, sizeof(url));
+    snprintf(cert, sizeof(cert), "%s/cert.pem", redis.dir);
+    remote_help_open(&help, url, NULL, NULL, cert);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, 40, PAGES, NULL), 40);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, 40, PAGES, NULL), 40);
+    assert_int_equal(remote_help_put_many(&help, NS, 101, 4, 1024, NULL), 4);
+    assert_int_equal(remote_help_get_many(&help, NS, 101, 4, 1024, NULL), 4);
+    assert_int_equal(remote_help_probe(&help, NS, 1, 1000, NULL), 44);
+    remote_help_close(&help);
+    remote_help_open(&help, url, NULL, NULL, NULL); /* the system's authorities */
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), -EHOSTDOWN);
+    remote_help_close(&help);
+    snprintf(where, sizeof(where), "rediss://localhost:%d", redis.ports[0]);
+    remote_help_open(&help, where, NULL, NULL, cert);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), -EHOSTDOWN);
+    remote_help_close(&help);
+    snprintf(where, sizeof(where), "redis://127.0.0.1:%d", redis.ports[0]); /* not TLS */
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_not_equal(remote_help_get(&help, NS, 1, PAGES), 0);
+}
+
 /* ---- who may ------------------------------------------------------------------------------- */
 
 /* No password, a wrong one, the right one; then another one on the server and in the file. */
@@ -481,6 +515,7 @@ int main(void)
         cmocka_unit_test_teardown(test_drop_namespace, tear_down),
         cmocka_unit_test_teardown(test_time_to_live, tear_down),
         cmocka_unit_test_teardown(test_unix_socket, tear_down),
+        cmocka_unit_test_teardown(test_tls, tear_down),
         cmocka_unit_test_teardown(test_password_changes, tear_down),
         cmocka_unit_test_teardown(test_acl_user, tear_down),
         cmocka_unit_test_teardown(test_damaged_and_foreign_objects, tear_down),
