@@ -121,7 +121,7 @@ static const struct kvt_option options[] = {
      "loads from disk into GPU memory past DRAM: auto (where that is faster), required, off"},
     {"remote", T_REMOTE, AT(remote), "none", NULL, 0, 0,
      "a tier that machines share: redis://host:port (or seeds of a cluster), rediss://, "
-     "redis+unix:/path; none"},
+     "redis+unix:/path, dir:/path; none"},
     {"remote_auth", T_FILE, AT(remote_auth), "none", NULL, 0, 0,
      "a file with \"password\" or \"user password\" for it, read at each connect; none"},
     {"remote_write", T_REMOTE_WRITE, AT(remote_write), "second_use", NULL, 0, 0,

@@ -55,6 +55,18 @@ static void test_addresses_that_are_read(void **state)
     }
 }
 
+static void test_a_directory_is_read(void **state)
+{
+    struct kvt_remote_url url;
+    char error[512];
+
+    (void)state;
+    assert_int_equal(kvt_remote_url_parse("dir:/mnt/a,b+c", &url, error, sizeof(error)), 0);
+    assert_int_equal(url.kind, KVT_REMOTE_DIR);
+    assert_string_equal(url.path, "/mnt/a,b+c");
+    assert_int_equal(url.seed_count, 0);
+}
+
 static void test_addresses_that_are_refused(void **state)
 {
     static const char *const cases[][2] = {
@@ -72,6 +84,8 @@ static void test_addresses_that_are_refused(void **state)
         {"redis://[::1]x", "not of the form"},
         {"redis://user:secret@a", "remote_auth"},
         {"redis+unix:run/s", "absolute"},
+        {"dir:", "absolute"},
+        {"dir:mnt", "absolute"},
         {"redis+unix:/", "absolute"},
         {"redis://a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a", "at most 16"},
     };
@@ -365,6 +379,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_addresses_that_are_read),
+        cmocka_unit_test(test_a_directory_is_read),
         cmocka_unit_test(test_addresses_that_are_refused),
         cmocka_unit_test(test_hosts_of_redirections),
         cmocka_unit_test(test_whole_values),

@@ -1,0 +1,31 @@
+/* One file for each record in a directory that machines share: what a request does there. Blocks as
+ * the file system does. Threads: any, at a time. Allocates nothing. */
+#ifndef KVT_REMOTE_SHARED_FILES_H
+#define KVT_REMOTE_SHARED_FILES_H
+
+#include <stdatomic.h>
+
+#include "base/clock.h"
+#include "remote/remote.h"
+#include "remote/remote_seal.h"
+
+struct kvt_shared_files {
+    struct kvt_remote_mac mac;
+    struct kvt_clock clock;
+    int root; /* descriptor of ROOT/kvt0 */
+    char node[65];
+    _Atomic uint64_t number; /* of temporary files */
+};
+
+/* ROOT/kvt0 and what is always in it. ROOT itself must be there: a mount that is missing is not to
+ * be filled with a directory on the drive below it. 0; -errno with a sentence. */
+__attribute__((warn_unused_result)) int kvt_shared_files_open(struct kvt_shared_files *shared,
+                                                              const char *path, char *error,
+                                                              size_t error_len);
+void kvt_shared_files_close(struct kvt_shared_files *shared);
+
+/* The status that the request ends with. */
+__attribute__((warn_unused_result)) int kvt_shared_files_do(struct kvt_shared_files *shared,
+                                                            struct kvt_remote_req *req);
+
+#endif

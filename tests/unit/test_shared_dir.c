@@ -1,0 +1,317 @@
+/* A directory as the shared tier.
+ *
+ * Goal:   what one process has put another one reads, byte for byte, or not at all, whoever writes,
+ *         replaces and removes meanwhile; what is damaged, torn, a link or somebody else's is a
+ *         miss; a directory that cannot be used says why.
+ * Method: a directory below TMPDIR; several backends in this process, and processes that are
+ *         killed while they write (they only write: their parent is the one that asserts).
+ */
+#include "support/rig.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/rng.h"
+#include "kvtier/error.h"
+#include "remote/remote_seal.h"
+#include "support/remote_help.h"
+
+#define PAGES 3u
+#define NS 0x77
+#define KEYS 40u
+
+static char dir[128], where[160];
+static struct remote_help help, other;
+
+static int begin(void **state)
+{
+    (void)state;
+    rig_dir_make(dir, sizeof(dir));
+    snprintf(where, sizeof(where), "dir:%s", dir);
+    return 0;
+}
+
+/* Files in it, whatever they are. */
+static unsigned files(void)
+{
+    unsigned count = 0;
+
+    (void)rig_dir_bytes(dir, &count);
+    return count;
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *where_at)
+{
+    (void)st;
+    (void)kind;
+    (void)where_at;
+    return remove(path);
+}
+
+/* rig_dir_remove() knows of no directories below. */
+static void remove_tree(const char *path)
+{
+    assert_int_equal(nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    remote_help_close(&help);
+    remote_help_close(&other);
+    remove_tree(dir);
+    return 0;
+}
+
+static void path_of(uint64_t number, char *out, size_t len)
+{
+    struct kvt_full_key key = remote_help_key(NS, number);
+    char name[KVT_REMOTE_NAME_BYTES];
+
+    (void)kvt_remote_name(&key, name);
+    for (char *at = name + 38; *at; at++)
+        *at = *at == ':' ? '.' : *at;
+    snprintf(out, len, "%s/kvt0/%.32s/%.2s/%s", dir, name + 5, name + 38, name + 38);
+}
+
+static void test_put_get_probe_drop(void **state)
+{
+    uint64_t removed;
+    struct stat st;
+    char path[400];
+    int status;
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    remote_help_open(&other, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_MISS);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    assert_int_equal(remote_help_put_many(&other, NS, 1, KEYS, PAGES, &status), 0);
+    assert_int_equal(status, KVT_E_EXISTS);
+    assert_int_equal(remote_help_get_many(&other, NS, 1, KEYS, PAGES, NULL), KEYS);
+    assert_int_equal(remote_help_probe(&other, NS, 21, 1000, NULL), KEYS - 20);
+    path_of(1, path, sizeof(path));
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0600);
+    assert_int_equal(st.st_size, PAGES * KVT_PAGE_BYTES);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES + 1), KVT_E_STALE);
+    assert_int_equal(remote_help_put(&help, NS, 1, PAGES + 1, true), 0);
+    assert_int_equal(remote_help_get(&other, NS, 1, PAGES + 1), 0);
+    assert_int_equal(remote_help_drop(&help, NS, 1, 10, &removed), 0);
+    assert_int_equal(removed, 10);
+    assert_int_equal(remote_help_put_many(&help, NS + 1, 1, 5, PAGES, NULL), 5);
+    assert_int_equal(remote_help_drop(&help, NS, 0, 0, &removed), 0);
+    assert_int_equal(removed, KEYS - 10);
+    assert_int_equal(files(), 5);
+    assert_int_equal(remote_help_get_many(&other, NS + 1, 1, 5, PAGES, NULL), 5);
+    assert_int_equal(remote_help_put(&other, NS, 1, PAGES, false), 0); /* its directory had gone */
+}
+
+/* Damaged, cut off, longer, empty, a link, a directory: misses. */
+static void test_what_is_not_a_record(void **state)
+{
+    char path[400], target[400];
+    int fd;
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, 8, PAGES, NULL), 8);
+    path_of(1, path, sizeof(path));
+    fd = open(path, O_WRONLY);
+    assert_int_equal(pwrite(fd, "x", 1, 5000), 1);
+    close(fd);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_CORRUPT);
+    path_of(2, path, sizeof(path));
+    assert_int_equal(truncate(path, 5000), 0);
+    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_STALE);
+    path_of(3, path, sizeof(path));
+    assert_int_equal(truncate(path, 0), 0);
+    assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_STALE);
+    assert_int_equal(remote_help_probe(&help, NS, 3, 1, NULL), 0);
+    path_of(4, target, sizeof(target));
+    path_of(5, path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(symlink(target, path), 0);
+    assert_int_equal(remote_help_get(&help, NS, 5, PAGES), KVT_E_MISS);
+    path_of(6, path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(remote_help_get(&help, NS, 6, PAGES), KVT_E_STALE);
+    path_of(7, path, sizeof(path)); /* another key's record */
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(link(target, path), 0);
+    assert_int_equal(remote_help_get(&help, NS, 7, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_get(&help, NS, 8, PAGES), 0);
+}
+
+static void test_mac(void **state)
+{
+    char key[160];
+    FILE *file;
+
+    (void)state;
+    snprintf(key, sizeof(key), "%s/key", dir);
+    file = fopen(key, "w");
+    assert_non_null(file);
+    fputs("0123456789abcdef0123456789abcdef", file);
+    fclose(file);
+    assert_int_equal(chmod(key, 0600), 0);
+    remote_help_open(&help, where, NULL, key, NULL);
+    remote_help_open(&other, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), 0);
+    assert_int_equal(remote_help_put(&other, NS, 2, PAGES, false), 0);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
+    assert_int_equal(remote_help_get(&other, NS, 1, PAGES), 0);
+    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_STALE);
+}
+
+static void test_directories_that_cannot_be_used(void **state)
+{
+    const struct kvt_remote_params bad = {.where = "dir:/nonexistent/x"};
+    const struct kvt_remote_params file = {.where = "dir:/dev/null"};
+    char error[512] = "";
+
+    (void)state;
+    assert_int_equal(kvt_remote_tier_open(&bad, &help.remote, error, sizeof(error)), -ENOENT);
+    assert_non_null(strstr(error, "/nonexistent/x"));
+    assert_null(help.remote);
+    assert_int_equal(kvt_remote_tier_open(&file, &help.remote, error, sizeof(error)), -ENOTDIR);
+    assert_null(help.remote);
+}
+
+/* A deadline that is over before a request's turn. */
+static void test_over_before_it_began(void **state)
+{
+    int status;
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), 0);
+    help.deadline_ns = -1;
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_DEADLINE);
+    assert_int_equal(remote_help_probe(&help, NS, 1, 100, &status), 0);
+    assert_int_equal(status, KVT_E_DEADLINE);
+    help.deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
+}
+
+/* A process that puts, replaces and removes the same keys for ever. */
+static void writer(uint64_t seed)
+{
+    struct kvt_remote_params params = {.where = where};
+    static _Alignas(4096) uint8_t record[PAGES * KVT_PAGE_BYTES];
+    struct kvt_remote *remote;
+    struct kvt_rng rng = {seed};
+    char error[512];
+
+    if (kvt_remote_tier_open(&params, &remote, error, sizeof(error)) != 0)
+        _exit(1);
+    for (;;) {
+        uint64_t number = 1 + kvt_rng_next(&rng) % KEYS;
+        struct kvt_full_key key = remote_help_key(NS, number);
+        struct kvt_remote_req req = {.op =
+                                         kvt_rng_next(&rng) % 4 ? KVT_REMOTE_PUT : KVT_REMOTE_DROP,
+                                     .count = 1,
+                                     .keys = &key,
+                                     .record = record,
+                                     .record_bytes = sizeof(record),
+                                     .replace = kvt_rng_next(&rng) % 2,
+                                     .deadline_ns = INT64_MAX};
+        struct kvt_remote_req *done;
+
+        remote_help_record(NS, number, PAGES, record);
+        if (remote->ops->submit(remote, &req) != 0)
+            _exit(1);
+        while (!remote->ops->reap(remote, &done, 1))
+            usleep(100);
+    }
+}
+
+/* Writers that are killed in the middle of it; readers see whole records or none, all the while. */
+static void test_writers_that_are_killed(void **state)
+{
+    uint64_t seed = rig_seed();
+    uint32_t got = 0;
+    int status;
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    remote_help_close(&help); /* the directories are there: children fork from a single thread */
+    for (uint64_t round = 0; round < 12; round++) {
+        pid_t pids[3];
+
+        for (uint64_t i = 0; i < 3; i++) {
+            pids[i] = fork();
+            assert_true(pids[i] >= 0);
+            if (pids[i] == 0)
+                writer(seed + round * 3 + i);
+        }
+        remote_help_open(&help, where, NULL, NULL, NULL);
+        for (int reads = 0; reads < 5; reads++) {
+            got += remote_help_get_many(&help, NS, 1, KEYS, PAGES, &status);
+            assert_true(status == 0 || status == KVT_E_MISS);
+        }
+        remote_help_close(&help);
+        for (int i = 0; i < 3; i++) {
+            assert_int_equal(kill(pids[i], SIGKILL), 0);
+            assert_int_equal(waitpid(pids[i], NULL, 0), pids[i]);
+        }
+    }
+    print_message("           %u records read beside the writers\n", got);
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    got = remote_help_get_many(&help, NS, 1, KEYS, PAGES, &status);
+    assert_true(status == 0 || status == KVT_E_MISS);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS - got);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+}
+
+/* Two caches over one directory, through the public API. */
+static void test_two_caches(void **state)
+{
+    static struct rig one, two;
+    struct rig_shape shape = rig_shape_small(64);
+    char config[300];
+
+    (void)state;
+    if (getenv("KVT_RIG_DAEMON"))
+        return;
+    snprintf(config, sizeof(config), "dram=4MiB,remote_write=all,remote_deadline=20s,remote=%s",
+             where);
+    rig_init(&one, &shape, config, NULL);
+    rig_init(&two, &shape, config, NULL);
+    rig_open(&one);
+    rig_open(&two);
+    assert_int_equal(rig_store(&one, 1, 24, 0, NULL), 24);
+    for (int i = 0; i < 1200 && rig_stat(&one, "remote.put") < 24; i++)
+        rig_sleep_ms(50);
+    assert_int_equal(rig_lookup(&two, 1, 30), 24);
+    assert_int_equal(rig_load(&two, 1, 24, NULL), 24);
+    assert_int_equal(rig_stat(&two, "load.granted_remote"), 24);
+    assert_int_equal(kvt_purge(one.ns, NULL, 0), 24);
+    assert_int_equal(files(), 0);
+    rig_close(&one);
+    rig_close(&two);
+    rig_free(&one);
+    rig_free(&two);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_put_get_probe_drop, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_what_is_not_a_record, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_mac, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_directories_that_cannot_be_used, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_over_before_it_began, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_writers_that_are_killed, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_two_caches, begin, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
