@@ -5,13 +5,14 @@
 #include "demo.h"
 #include "slow_io.h"
 
-#define BENCH_PLAN_LENGTHS 4u
+#define BENCH_PLAN_LENGTHS 3u
 #define BENCH_PLAN_RATES 5u
 #define BENCH_PLAN_REPS_MAX 9u
 #define BENCH_PLAN_FINISH 2u /* tokens behind the whole blocks of a prompt */
 
-struct bench_plan_cell {
-    double load_all_s; /* median; negative: not measured, surely slower than computing */
+struct bench_plan_cell { /* medians of runs in turn */
+    double recompute_s;
+    double load_all_s; /* negative: not measured, surely slower than computing */
     double plan_s;
     long restored;
     struct kvt_llama_report report; /* of the median */
@@ -31,9 +32,9 @@ struct bench_plan {
     uint32_t length_count;
     double rates[BENCH_PLAN_RATES]; /* bytes a second; 0: the drive as it is */
     uint32_t rate_count;
-    double recompute_s[BENCH_PLAN_LENGTHS];
-    double token_bytes;        /* of a record */
-    double break_even_bytes_s; /* at the middle length */
+    double recompute_s[BENCH_PLAN_LENGTHS]; /* once, to choose rates by */
+    double token_bytes;                     /* of a record */
+    double break_even_bytes_s;              /* at the middle length */
     struct bench_plan_cell cells[BENCH_PLAN_RATES][BENCH_PLAN_LENGTHS];
     int loads_down,
         loads_up; /* until plans follow a drive that becomes 20 x slower, and back; -1 */

@@ -1,9 +1,10 @@
 /* kvtier bench plan: what is measured. See cmd_bench_plan.c for what it is about.
  *
  * A cache without DRAM (everything is read from the drive each time) over a drive that is slowed
- * down. First with plan=off: each prompt computed, stored, and loaded at each rate. Then with
- * plan=on over the same directory: it learns each rate from some loads, and is measured.
- * Threads: one, and those of llama.cpp and the cache.
+ * down. Each prompt is computed and stored. Then, at each rate, after some requests that the plan
+ * learns from: computed, loaded whole (the plan switched off meanwhile), and as the plan says, in
+ * turns, since machines become slower and faster over minutes. Threads: one, and those of llama.cpp
+ * and the cache.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -15,18 +16,17 @@
 #include "base/checked.h"
 #include "bench_plan.h"
 #include "cli.h"
-#include "client/settings.h"
+#include "client/client.h"
 
 #define COMMAND "bench plan"
 #define BLOCK 16u
 #define WARM_LOADS 8 /* two more than what makes a change certain */
 #define WARM_REQUESTS 32u
-#define HOPELESS                                                                    \
-    3.0 /* loads expected to take that many times as long as computing are left out \
-         */
+/* Loads expected to take that many times as long as computing are left out. */
+#define HOPELESS 2.5
 #define COLLAPSE 20.0
 #define COLLAPSE_LOADS 20 /* within which the plan must have noticed */
-#define COLLAPSE_REQUESTS 200
+#define COLLAPSE_REQUESTS 100
 #define CAP "4GiB"
 
 static int interrupted(void)
@@ -34,7 +34,7 @@ static int interrupted(void)
     return kvt_cli_interrupted() ? -1 : 0;
 }
 
-static int cache_open(struct bench_plan *b, const char *plan)
+static int cache_open(struct bench_plan *b)
 {
     struct kvt_config *config = NULL;
     struct kvt_llama_opts opts;
@@ -46,7 +46,7 @@ static int cache_open(struct bench_plan *b, const char *plan)
         const char *const set[][2] = {{"dram", "0"},
                                       {"staging", "64MiB"},
                                       {"disk", disk},
-                                      {"plan", plan},
+                                      {"plan", "on"},
                                       {"disk_required", "yes"},
                                       {"scrub", "off"},
                                       {"write_queue", "1GiB"},
@@ -89,6 +89,14 @@ static void set_rate(struct bench_plan *b, double bytes_s)
     atomic_store(&b->speed.bytes_per_s, (uint64_t)bytes_s);
 }
 
+/* Everything is loaded, whatever it costs; loads are learnt from all the same. */
+static void load_always(struct bench_plan *b, bool always)
+{
+    pthread_mutex_lock(&b->cache->lock);
+    b->cache->config->settings.plan = always ? KVT_PLAN_SET_OFF : KVT_PLAN_SET_ON;
+    pthread_mutex_unlock(&b->cache->lock);
+}
+
 /* From having the tokens to having the logits of the last one. */
 static int first_token(struct bench_plan *b, uint32_t length, bool restore, double *seconds,
                        struct kvt_llama_report *report, long *restored)
@@ -120,18 +128,15 @@ static int by_seconds(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median of reps runs. */
-static int measure(struct bench_plan *b, uint32_t length, bool restore, int64_t reps,
-                   struct sample *median)
+static int run(struct bench_plan *b, uint32_t length, bool restore, struct sample *out)
 {
-    struct sample taken[BENCH_PLAN_REPS_MAX] = {0};
-    for (int64_t i = 0; i < reps; i++)
-        if (first_token(b, length, restore, &taken[i].seconds, &taken[i].report,
-                        &taken[i].restored) != 0)
-            return -1;
-    qsort(taken, (size_t)reps, sizeof(taken[0]), by_seconds);
-    *median = taken[reps / 2];
-    return 0;
+    return first_token(b, length, restore, &out->seconds, &out->report, &out->restored);
+}
+
+static const struct sample *median_of(struct sample *samples, int64_t n)
+{
+    qsort(samples, (size_t)n, sizeof(samples[0]), by_seconds);
+    return &samples[n / 2];
 }
 
 /* Compute each prompt, store it, and learn what a token takes on disk. */
@@ -139,7 +144,7 @@ static int compute_all(struct bench_plan *b)
 {
     struct sample sample;
     for (uint32_t i = 0; i < b->length_count; i++) {
-        if (measure(b, i, false, b->reps, &sample) != 0)
+        if (run(b, i, false, &sample) != 0)
             return -1;
         b->recompute_s[i] = sample.seconds;
         if (kvt_llama_save(b->llama, 0, b->prompts[i], b->lengths[i]) < 0 ||
@@ -154,67 +159,69 @@ static int compute_all(struct bench_plan *b)
     return 0;
 }
 
-static int load_all(struct bench_plan *b)
-{
-    struct sample sample;
-    for (uint32_t r = 0; r < b->rate_count; r++) {
-        set_rate(b, b->rates[r]);
-        for (uint32_t i = 0; i < b->length_count; i++) {
-            double expected =
-                b->rates[r] > 0 ? b->token_bytes * (double)b->lengths[i] / b->rates[r] : 0;
-            b->cells[r][i].load_all_s = -1;
-            if (expected > HOPELESS * b->recompute_s[i])
-                continue;
-            if (measure(b, i, true, b->reps, &sample) != 0)
-                return -1;
-            b->cells[r][i].load_all_s = sample.seconds;
-        }
-    }
-    return 0;
-}
-
 /* Short prompts until the cache has seen enough loads at this speed, or has had its chance. */
 static int warm_up(struct bench_plan *b)
 {
     int loads = 0;
     for (uint32_t i = 0; i < WARM_REQUESTS && loads < WARM_LOADS; i++) {
         struct sample sample;
-        if (measure(b, i % (b->length_count - 1), true, 1, &sample) != 0)
+        if (run(b, i % (b->length_count - 1), true, &sample) != 0)
             return -1;
         loads += sample.report.tokens_planned > 0;
     }
     return 0;
 }
 
-static int by_plan(struct bench_plan *b)
+static int measure_cell(struct bench_plan *b, uint32_t r, uint32_t i)
 {
-    struct sample sample;
+    struct sample computed[BENCH_PLAN_REPS_MAX], loaded[BENCH_PLAN_REPS_MAX],
+        planned[BENCH_PLAN_REPS_MAX];
+    struct bench_plan_cell *cell = &b->cells[r][i];
+    double expected = b->rates[r] > 0 ? b->token_bytes * (double)b->lengths[i] / b->rates[r] : 0;
+    bool load = expected <= HOPELESS * b->recompute_s[i];
+    for (int64_t rep = 0; rep < b->reps; rep++) {
+        if (run(b, i, false, &computed[rep]) != 0)
+            return -1;
+        load_always(b, true);
+        int rc = load ? run(b, i, true, &loaded[rep]) : 0;
+        load_always(b, false);
+        if (rc != 0 || run(b, i, true, &planned[rep]) != 0)
+            return -1;
+    }
+    const struct sample *plan = median_of(planned, b->reps);
+    cell->recompute_s = median_of(computed, b->reps)->seconds;
+    cell->load_all_s = load ? median_of(loaded, b->reps)->seconds : -1;
+    cell->plan_s = plan->seconds;
+    cell->report = plan->report;
+    cell->restored = plan->restored;
+    return 0;
+}
+
+static int measure_all(struct bench_plan *b)
+{
     for (uint32_t r = 0; r < b->rate_count; r++) {
         set_rate(b, b->rates[r]);
         if (warm_up(b) != 0)
             return -1;
-        for (uint32_t i = 0; i < b->length_count; i++) {
-            if (measure(b, i, true, b->reps, &sample) != 0)
+        for (uint32_t i = 0; i < b->length_count; i++)
+            if (measure_cell(b, r, i) != 0)
                 return -1;
-            b->cells[r][i].plan_s = sample.seconds;
-            b->cells[r][i].report = sample.report;
-            b->cells[r][i].restored = sample.restored;
-        }
     }
     return 0;
 }
 
-/* Loads until plans for a prompt of the middle length are what the drive deserves; -1: not within
- * COLLAPSE_LOADS, or COLLAPSE_REQUESTS, of which most do not load; -2: interrupted or failed. */
+/* Loads until plans for a prompt of the middle length load more than half of it, or less; -1: not
+ * within COLLAPSE_LOADS, or COLLAPSE_REQUESTS, of which most do not load; -2: interrupted or
+ * failed. */
 static int loads_until(struct bench_plan *b, double bytes_s, bool load)
 {
     int loads = 0;
     set_rate(b, bytes_s);
     for (int i = 0; i < COLLAPSE_REQUESTS && loads <= COLLAPSE_LOADS; i++) {
         struct sample sample;
-        if (measure(b, b->length_count / 2, true, 1, &sample) != 0)
+        if (run(b, b->length_count / 2, true, &sample) != 0)
             return -2;
-        if ((sample.report.plan_reason == KVT_PLAN_LOAD) == load)
+        if ((2 * sample.report.tokens_planned > sample.report.tokens_usable) == load)
             return loads;
         loads += sample.report.tokens_planned > 0;
     }
@@ -239,8 +246,8 @@ static int make_prompts(struct bench_plan *b)
 {
     int32_t words = llama_vocab_n_tokens(b->engine.vocab);
     b->length_count = 0;
-    for (uint32_t i = 0; i < BENCH_PLAN_LENGTHS - 1; i++) {
-        size_t whole = (size_t)b->tokens >> (2 * (BENCH_PLAN_LENGTHS - 2 - i));
+    for (uint32_t i = 0; i < BENCH_PLAN_LENGTHS; i++) {
+        size_t whole = (size_t)b->tokens >> (2 * (BENCH_PLAN_LENGTHS - 1 - i));
         whole = KVT_MAX(whole / BLOCK * BLOCK, 4 * BLOCK);
         uint32_t at = b->length_count++;
         b->lengths[at] = whole + BENCH_PLAN_FINISH;
@@ -286,25 +293,19 @@ int bench_plan_run(struct bench_plan *b)
 {
     int rc = prepare(b);
     if (rc == 0)
-        rc = cache_open(b, "off");
+        rc = cache_open(b);
     if (rc == 0)
         rc = compute_all(b);
     if (rc == 0) {
         choose_rates(b);
-        rc = load_all(b);
-    }
-    cache_close(b);
-    set_rate(b, 0);
-    if (rc == 0)
         llama_memory_clear(llama_get_memory(b->engine.ctx), true);
-    if (rc == 0)
-        rc = cache_open(b, "on");
-    if (rc == 0 && kvt_llama_calibrate(b->llama, b->lengths[b->length_count - 1]) != 0) {
-        kvt_cli_error(COMMAND, "%s", kvt_llama_error(b->llama));
-        rc = -1;
+        if (kvt_llama_calibrate(b->llama, b->lengths[b->length_count - 1]) != 0) {
+            kvt_cli_error(COMMAND, "%s", kvt_llama_error(b->llama));
+            rc = -1;
+        }
     }
     if (rc == 0)
-        rc = by_plan(b);
+        rc = measure_all(b);
     if (rc == 0)
         rc = collapse(b);
     set_rate(b, 0);

@@ -19,11 +19,11 @@
 #define COMMAND "bench plan"
 #define REGRET_MAX 1.10
 
-static double best_of(const struct bench_plan *b, const struct bench_plan_cell *cell, uint32_t i)
+static double best_of(const struct bench_plan_cell *cell)
 {
     if (cell->load_all_s < 0)
-        return b->recompute_s[i];
-    return KVT_MIN(cell->load_all_s, b->recompute_s[i]);
+        return cell->recompute_s;
+    return KVT_MIN(cell->load_all_s, cell->recompute_s);
 }
 
 static double worst_of(const struct bench_plan *b)
@@ -31,7 +31,7 @@ static double worst_of(const struct bench_plan *b)
     double worst = 0;
     for (uint32_t r = 0; r < b->rate_count; r++)
         for (uint32_t i = 0; i < b->length_count; i++)
-            worst = KVT_MAX(worst, b->cells[r][i].plan_s / best_of(b, &b->cells[r][i], i));
+            worst = KVT_MAX(worst, b->cells[r][i].plan_s / best_of(&b->cells[r][i]));
     return worst;
 }
 
@@ -47,8 +47,8 @@ static json_t *cell_json(const struct bench_plan *b, uint32_t r, uint32_t i)
     const struct bench_plan_cell *cell = &b->cells[r][i];
     json_t *out = json_pack(
         "{s:I, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:b}", "tokens", (json_int_t)b->lengths[i],
-        "bytes_per_s", b->rates[r], "recompute_ms", b->recompute_s[i] * 1e3, "plan_ms",
-        cell->plan_s * 1e3, "regret", cell->plan_s / best_of(b, cell, i), "reason",
+        "bytes_per_s", b->rates[r], "recompute_ms", cell->recompute_s * 1e3, "plan_ms",
+        cell->plan_s * 1e3, "regret", cell->plan_s / best_of(cell), "reason",
         reason_name(cell->report.plan_reason), "loaded_tokens",
         (json_int_t)(cell->restored - (long)cell->report.tokens_computed), "computed_beside",
         (json_int_t)cell->report.tokens_computed, "late", cell->report.late);
@@ -93,8 +93,8 @@ static void print_text(const struct bench_plan *b)
             if (cell->load_all_s >= 0)
                 snprintf(load, sizeof(load), "%.0f ms", cell->load_all_s * 1e3);
             printf("%7zu %12s %7.0f ms %10s %7.0f ms %7.3f  %s", b->lengths[i], rate,
-                   b->recompute_s[i] * 1e3, load, cell->plan_s * 1e3,
-                   cell->plan_s / best_of(b, cell, i), reason_name(cell->report.plan_reason));
+                   cell->recompute_s * 1e3, load, cell->plan_s * 1e3, cell->plan_s / best_of(cell),
+                   reason_name(cell->report.plan_reason));
             if (cell->report.tokens_computed > 0)
                 printf(", %zu tokens computed beside the load", cell->report.tokens_computed);
             printf("%s\n", cell->report.late ? ", late" : "");
@@ -109,17 +109,20 @@ static void print_text(const struct bench_plan *b)
 int kvt_cmd_bench_plan(int argc, char **argv)
 {
     static struct demo_paths paths;
-    static struct bench_plan bench = {.dir = "/var/tmp", .tokens = 1024, .threads = 1, .reps = 3};
+    static struct bench_plan bench = {.dir = "/var/tmp", .tokens = 512, .threads = 1, .reps = 3};
     const struct kvt_cli_option options[] = {
         {"model", "FILE", "GGUF file (default: the downloaded SmolLM2)", .text = &bench.model},
         {"dir", "DIR", "where a directory is made for the store, and removed (default /var/tmp)",
          .text = &bench.dir},
-        {"tokens", "N", "the longest prompt (1024); also a quarter and a sixteenth of it",
+        {"tokens", "N",
+         "the longest prompt (512); also a quarter and a sixteenth of it, 64 at least",
          .number = &bench.tokens, .min = 64, .max = 1 << 17},
         {"threads", "N", "threads of llama.cpp (1: they spin, and loads need a processor)",
          .number = &bench.threads, .min = 1, .max = 512},
-        {"reps", "N", "runs of each cell, of which the median counts (3)", .number = &bench.reps,
-         .min = 1, .max = BENCH_PLAN_REPS_MAX},
+        {"reps", "N",
+         "runs of each cell, in turn with computing and loading all, of which the median counts "
+         "(3)",
+         .number = &bench.reps, .min = 1, .max = BENCH_PLAN_REPS_MAX},
         {"json", NULL, "one JSON document", .flag = &bench.json},
     };
     int rc = kvt_cli_parse(COMMAND, "[options]", options, KVT_ARRAY_LEN(options), NULL, 0, 0, NULL,

@@ -90,8 +90,6 @@ int quality_alone_text(struct quality_alone *alone, const struct kvt_llama *llam
                  alone->layers);
         if (one(alone, scorer, blob, what, &alone->layer_kl[layer]) != 0)
             return -1;
-        if (alone->layer_kl[layer] > alone->layer_kl[alone->worst_layer])
-            alone->worst_layer = layer;
     }
     alone->scored += alone->one.kl_count;
     for (uint32_t layer = 0; layer < alone->layers; layer++) /* the worst of all texts so far */

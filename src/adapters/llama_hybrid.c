@@ -3,10 +3,14 @@
  *   blocks   0 ........ front | not yet | back ........ end
  *            computed in seq             loaded into the staging, the last ones first
  *
- * Where the two meet is found by going there: neither the bandwidth nor the rate of computing is
- * needed for more than the size of a step. Then the computed rows are copied out of the context to
- * the front of the staging, and the caller gives the whole to the context by one call, in ascending
- * position: attention sums in cell order, so any other order would change the logits.
+ * Where the two meet is found by going there: the bandwidth and the rate of computing are needed
+ * for no more than the size of a step, and for whether the next one is worth it. A step cannot be
+ * broken off, so the engine computes no more blocks than it is expected to be done with when the
+ * loads of the others are; when that is less than one, it waits for them, and when they do not
+ * come, computes after all. What is expected is what the plan said, then what was seen. Then the
+ * computed rows are copied out of the context to the front of the staging, and the caller gives the
+ * whole to the context by one call, in ascending position: attention sums in cell order, so any
+ * other order would change the logits.
  *
  * A block that does not load ends the chain: either the engine computes past it, or what lies
  * behind it is given up, whichever costs fewer tokens. Threads: one at a time. llama_decode() runs
@@ -21,12 +25,15 @@
 #define FLIGHTS 4u      /* loads asked for at a time: they go on while a step is computed */
 #define CHUNKS 16u      /* into which what is to be loaded is divided, at most */
 #define CHUNK_BLOCKS 4u /* at least: a request has a price */
-#define STEP_TOKENS 64u /* computed at a time, at least: fewer do not fill the engine */
-#define STEPS 8u        /* into which what is expected to be computed is divided */
+#define STEP_TOKENS \
+    64u          /* computed at a time, where that many are to be: fewer do not fill the engine */
+#define STEPS 8u /* into which what is expected to be computed is divided */
+#define OVERDUE 1.5 /* times what was expected, after which a load is not waited for */
 
 struct flight {
     struct kvt_req *req; /* NULL: ended */
     size_t from, to;     /* blocks */
+    int64_t asked_ns;
 };
 
 struct hybrid {
@@ -41,6 +48,8 @@ struct hybrid {
     size_t asked;  /* blocks [asked, ..) are loaded or asked for */
     size_t blocks; /* of the staging */
     size_t step, chunk;
+    double load_s, compute_s;       /* seconds a block, as expected */
+    int64_t landed_ns;              /* when the last load ended; 0: none has */
     bool closed;                    /* nothing more is asked for */
     int64_t deadline_ns;            /* of the loads, absolute; 0: none */
     struct flight flights[FLIGHTS]; /* the oldest, nearest to the end, first */
@@ -57,12 +66,17 @@ static size_t most(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* Ask for the chunk before those that are asked for, as far as the engine has not computed it. */
-static int ask(struct hybrid *h)
+static int64_t later(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Ask for the chunk before those that are asked for, as far as `floor`. */
+static int ask(struct hybrid *h, size_t floor)
 {
     struct kvt_llama *llama = h->llama;
     struct kvt_load_opts opts = {.struct_size = sizeof(opts), .min_level = llama->min_level};
-    const size_t from = h->asked > h->front + h->chunk ? h->asked - h->chunk : h->front;
+    const size_t from = h->asked > floor + h->chunk ? h->asked - h->chunk : floor;
 
     if (h->deadline_ns != 0) {
         opts.deadline_ns = h->deadline_ns - kvt_llama_now_ns();
@@ -76,6 +90,7 @@ static int ask(struct hybrid *h)
         return rc;
     flight->from = from;
     flight->to = h->asked;
+    flight->asked_ns = kvt_llama_now_ns();
     h->asked = from;
     h->flight_count++;
     return 0;
@@ -105,6 +120,11 @@ static void landed(struct hybrid *h, const struct flight *flight)
         h->report->blocks_dram += done.blocks_dram;
         h->report->blocks_disk += done.blocks_disk;
         h->report->bytes_moved += done.bytes_moved;
+    }
+    if (done.blocks_ok == n && n > 0) { /* the newest counts for half */
+        const int64_t began = later(h->landed_ns, flight->asked_ns);
+        h->landed_ns = flight->asked_ns + done.elapsed_ns;
+        h->load_s += ((double)(h->landed_ns - began) * 1e-9 / (double)n - h->load_s) / 2;
     }
     const size_t computed = h->front > flight->from ? h->front - flight->from : 0;
     size_t good = n; /* blocks [good, n) of it are there */
@@ -147,26 +167,53 @@ static void reap(struct hybrid *h, int64_t wait_ns)
     }
 }
 
-/* One step of the engine; not further than what is loaded. */
-static int compute_step(struct hybrid *h)
+/* Compute that many blocks; not further than what is loaded. */
+static int compute_step(struct hybrid *h, size_t blocks)
 {
     const size_t unit = h->llama->block_tokens;
-    const size_t to = least(h->front + h->step, h->back);
+    const size_t to = least(h->front + blocks, h->back);
     int64_t start = kvt_llama_now_ns();
 
     int rc = kvt_llama_decode(h->llama, h->seq, h->tokens, h->front * unit, to * unit, 0);
     h->report->compute_ns += kvt_llama_now_ns() - start;
-    if (rc == 0)
+    if (rc == 0) {
         h->front = to;
+        h->compute_s = (double)h->report->compute_ns * 1e-9 / (double)to;
+    }
     return rc;
 }
 
-/* How long computing what is not loaded would take, by what it took so far. */
-static int64_t patience_ns(const struct hybrid *h)
+/* Seconds until what is neither computed nor loaded would be loaded. */
+static double load_left_s(const struct hybrid *h)
 {
-    if (h->front == 0)
-        return 0;
-    return h->report->compute_ns / (int64_t)h->front * (int64_t)(h->back - h->front);
+    double left = h->load_s * (double)(h->back - h->front);
+
+    if (h->flight_count > 0)
+        left -= (double)(kvt_llama_now_ns() - later(h->landed_ns, h->flights[0].asked_ns)) * 1e-9;
+    return left > 0 ? left : 0;
+}
+
+/* How many blocks the engine can compute while all others are loaded. */
+static size_t worth_computing(const struct hybrid *h)
+{
+    if (h->closed)
+        return h->back - h->front;
+    return (size_t)(load_left_s(h) / (h->load_s + h->compute_s));
+}
+
+/* Wait for the oldest load: no longer than computing all would take, nor much longer than expected.
+ * false: it has not come, and slower ones are to be expected. */
+static bool wait_for_loads(struct hybrid *h)
+{
+    const double all = h->compute_s * (double)(h->back - h->front);
+    const double late = OVERDUE * load_left_s(h) + h->load_s * (double)h->chunk;
+    const size_t before = h->flight_count;
+
+    reap(h, (int64_t)((late < all ? late : all) * 1e9));
+    if (h->flight_count < before)
+        return true;
+    h->load_s = 2 * h->load_s + h->compute_s;
+    return false;
 }
 
 static int meet(struct hybrid *h)
@@ -174,12 +221,16 @@ static int meet(struct hybrid *h)
     int rc = 0;
 
     while (h->front < h->back && rc == 0) {
-        while (!h->closed && h->flight_count < FLIGHTS && h->asked > h->front + h->step)
-            h->closed = ask(h) != 0;
-        /* the next step would compute what is on its way: let that come first */
-        reap(h, h->front + h->step > h->asked ? patience_ns(h) : 0);
-        if (h->front < h->back)
-            rc = compute_step(h);
+        size_t blocks = worth_computing(h);
+        while (!h->closed && h->flight_count < FLIGHTS && h->asked > h->front + blocks)
+            h->closed = ask(h, h->front + blocks) != 0;
+        reap(h, 0);
+        if (h->front >= h->back)
+            break;
+        if (blocks > 0)
+            rc = compute_step(h, least(blocks, h->step));
+        else if (h->flight_count == 0 || !wait_for_loads(h))
+            rc = compute_step(h, 1);
     }
     cancel_all(h);
     return rc;
@@ -213,6 +264,8 @@ static void sizes(struct hybrid *h, const struct kvt_plan *plan)
     h->step = most(plan->first / STEPS, (STEP_TOKENS + unit - 1) / unit);
     h->step = least(h->step, least(batch, ubatch));
     h->chunk = most(plan->count / CHUNKS, CHUNK_BLOCKS);
+    h->load_s = plan->load_s / (double)plan->count;
+    h->compute_s = plan->recompute_s / (double)(plan->first + plan->count);
 }
 
 long kvt_llama_hybrid(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,

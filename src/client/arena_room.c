@@ -8,6 +8,7 @@
  * Threads: any. Reads /proc and /sys only.
  */
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,8 @@
 #include "client/host.h"
 #include "client/options.h"
 #include "kvtier/error.h"
+
+#define GROUP_BYTES 4096u /* of a line: a path of nested groups is long */
 
 struct limit {
     uint64_t bytes; /* UINT64_MAX: none */
@@ -37,26 +40,77 @@ static uint64_t number_in(const char *path)
     return value;
 }
 
-/* The least limit of this process's control groups, version 2 or 1, seen from inside. */
-static uint64_t cgroup_limit(void)
+static uint64_t number_in_dir(const char *dir, const char *name)
 {
-    char line[512], path[600];
-    uint64_t least = number_in("/sys/fs/cgroup/memory.max");
-    uint64_t other = number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes");
-    FILE *file = fopen("/proc/self/cgroup", "re");
+    char path[400];
+    (void)snprintf(path, sizeof(path), "%.300s/%s", dir, name);
+    return number_in(path);
+}
+
+/* The least number in `file` of a control group and of all groups above it, below `dir`. */
+static uint64_t least_upwards(const char *dir, const char *group, const char *file)
+{
+    char name[GROUP_BYTES], path[GROUP_BYTES + 300];
+    uint64_t least = UINT64_MAX;
+    (void)snprintf(name, sizeof(name), "%s", group);
+    for (size_t len = strlen(name);;) {
+        while (len > 0 && name[len - 1] == '/')
+            name[--len] = '\0';
+        (void)snprintf(path, sizeof(path), "%.250s%s/%s", dir, name, file);
+        uint64_t here = number_in(path);
+        least = here < least ? here : least;
+        char *last = strrchr(name, '/');
+        if (last == NULL)
+            return least;
+        *last = '\0';
+        len = (size_t)(last - name);
+    }
+}
+
+/* Whether a list of words with commas has the word. */
+static bool has_word(const char *list, const char *word)
+{
+    size_t len = strlen(word);
+    for (const char *at = list; (at = strstr(at, word)) != NULL; at += len)
+        if ((at == list || at[-1] == ',') && (at[len] == ',' || at[len] == '\0'))
+            return true;
+    return false;
+}
+
+/* Lines of the file are "number:controllers:path"; of version 2 "0::path". A container sees its own
+ * group as the root: that one's limit is in `dir` itself. */
+uint64_t kvt_cgroup_limit(const char *groups, const char *dir)
+{
+    char line[GROUP_BYTES], memory[300];
+    (void)snprintf(memory, sizeof(memory), "%.250s/memory", dir);
+    uint64_t least = number_in_dir(dir, "memory.max");
+    uint64_t other = number_in_dir(memory, "memory.limit_in_bytes");
+    FILE *file = fopen(groups, "re");
     least = other < least ? other : least;
     while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
         line[strcspn(line, "\n")] = '\0';
-        if (strncmp(line, "0::", 3) != 0)
+        char *list = strchr(line, ':');
+        char *path = list != NULL ? strchr(list + 1, ':') : NULL;
+        if (path == NULL)
             continue;
-        (void)snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", line + 3);
-        other = number_in(path);
+        *path++ = '\0';
+        if (list[1] == '\0')
+            other = least_upwards(dir, path, "memory.max");
+        else if (has_word(list + 1, "memory"))
+            other = least_upwards(memory, path, "memory.limit_in_bytes");
+        else
+            continue;
         least = other < least ? other : least;
     }
     if (file != NULL)
         (void)fclose(file);
     return least >= UINT64_MAX / 4 ? UINT64_MAX
                                    : least; /* version 1 says "none" by a huge number */
+}
+
+static uint64_t cgroup_limit(void)
+{
+    return kvt_cgroup_limit("/proc/self/cgroup", "/sys/fs/cgroup");
 }
 
 static uint64_t machine_memory(void)

@@ -111,6 +111,9 @@ __attribute__((warn_unused_result)) int kvt_thread_start(pthread_t *thread, cons
 __attribute__((warn_unused_result)) int kvt_arena_room(uint64_t bytes, char *error,
                                                        size_t error_len);
 
+/* The least memory limit of the control groups that the file `groups` (as /proc/self/cgroup) names
+ * below `dir`, and of those above them; UINT64_MAX: none. */
+uint64_t kvt_cgroup_limit(const char *groups, const char *dir);
 /* What this process may have at most: the machine's memory, or its control group's where that is
  * less; UINT64_MAX: not known. */
 uint64_t kvt_memory_allowed(void);

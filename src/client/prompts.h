@@ -5,15 +5,10 @@
 #define KVT_CLIENT_PROMPTS_H
 
 #include "client/client.h"
+#include "client/recent.h"
 
-#define KVT_PROMPTS_RECENT 64u
-
-/* Prompts of the last second, so that one that is asked about again is not counted again. */
 struct kvt_prompts {
-    struct {
-        uint64_t id;
-        int64_t at_ns;
-    } recent[KVT_PROMPTS_RECENT];
+    struct kvt_recent recent;
 };
 
 /* What the options ask for. 0, or a negative error with a sentence. Before threads are there. */

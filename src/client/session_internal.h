@@ -102,6 +102,7 @@ struct kvt_session {
     uint32_t chunk_next;         /* the first that front has not passed */
     uint32_t beside, loaded;     /* blocks computed, and loaded, that front has passed */
     uint32_t got_dram, got_disk; /* blocks loaded from each */
+    double load_s;               /* seconds that a block is expected to take */
     struct kvt_schunk chunks[KVT_SCHUNKS_MAX];
     uint32_t tail_filled; /* RESTORING: `filled` if all loads succeed */
     uint8_t root[32];

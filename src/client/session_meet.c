@@ -23,6 +23,7 @@
 
 #define CHUNK_BLOCKS 4u /* at least: a request has a price */
 #define PATIENCE 0.5    /* of what computing a chunk takes, for the last load in flight */
+#define HURRY 0.8       /* of it, that all loads in flight are expected to take, to be waited for */
 
 static void cut_into_chunks(struct kvt_session *s)
 {
@@ -210,24 +211,31 @@ static void meet_ends(struct kvt_session_mgr *mgr, struct kvt_session *s)
 }
 
 /* The engine has come to a chunk that is in flight. When it is the last one it may be about to
- * land; any other is behind those, and is called off. Waits without the lock. */
+ * land; where all that are in flight will be there sooner than this one is computed, they are
+ * waited for; any other is behind those, and is called off. Waits without the lock. */
 static void wait_for(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
     const struct kvt_schunk *chunk = &s->chunks[s->chunk_next];
     struct kvt_sjob *job = &mgr->jobs[chunk->job];
     struct kvt_cache *cache = mgr->ns->cache;
-    uint32_t going = 0;
-    for (uint32_t i = s->chunk_next; i < s->chunk_count; i++)
-        going += s->chunks[i].state == KVT_SCHUNK_GOING;
-    if (going == 1 && !chunk->called_off) {
+    uint32_t going = 0, blocks = 0;
+    for (uint32_t i = s->chunk_next; i < s->chunk_count; i++) {
+        bool is = s->chunks[i].state == KVT_SCHUNK_GOING;
+        going += is;
+        blocks += is ? s->chunks[i].to - s->chunks[i].from : 0;
+    }
+    if (!chunk->called_off) {
         pthread_mutex_lock(&cache->lock);
         double seconds = kvt_prefill_seconds(&mgr->ns->prefill,
                                              (double)(chunk->to - chunk->from) * mgr->block_tokens,
                                              (double)chunk->from * mgr->block_tokens);
         pthread_mutex_unlock(&cache->lock);
         s->chunks[s->chunk_next].called_off = true;
-        (void)kvt_sjob_wait(mgr, job, (int64_t)(PATIENCE * seconds * 1e9));
-        return;
+        bool soon = s->load_s * blocks < HURRY * seconds;
+        if (going == 1 || soon) {
+            (void)kvt_sjob_wait(mgr, job, (int64_t)((soon ? 1 : PATIENCE) * seconds * 1e9));
+            return;
+        }
     }
     kvt_req_cancel(job->req);
     (void)kvt_sjob_wait(mgr, job, -1);

@@ -164,6 +164,7 @@ static int load(struct resume *r, const struct kvt_session_resume_opts *opts)
                                                 : 0;
         r->s->load_from = r->c;
         r->s->load_to = r->b;
+        r->s->load_s = r->plan.load_s / (r->b - r->c);
         return kvt_session_meet_begin(mgr, r->s, mgr->keys + (r->c - r->a), late);
     }
     struct kvt_sjob *job = kvt_sjob_take(mgr, KVT_SJOB_RESTORE);

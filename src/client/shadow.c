@@ -13,7 +13,6 @@
 #include "client/prompts.h"
 #include "client/trace_log.h"
 
-#define REPEAT_NS INT64_C(1000000000)
 #define US 1e6
 
 int kvt_prompts_open(struct kvt_cache *cache, char *error, size_t error_len)
@@ -47,20 +46,15 @@ static uint64_t prompt_id(const struct kvt_ns *ns, const struct kvt_key *key, si
         id = (id ^ ns->id[i]) * 1099511628211u;
     for (size_t i = 0; i < key->hash_len; i++)
         id = (id ^ key->hash[i]) * 1099511628211u;
-    return id | 1;
+    id ^= id >> 32; /* the last bytes have not reached the low bits well */
+    return id != 0 ? id : 1;
 }
 
 static bool is_new(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
 {
     struct kvt_cache *cache = ns->cache;
-    int64_t now = kvt_clock_now(&cache->clock);
-    uint64_t id = prompt_id(ns, &keys[n - 1], n);
-    size_t at = (id >> 8) % KVT_PROMPTS_RECENT;
-    bool same =
-        cache->prompts->recent[at].id == id && now - cache->prompts->recent[at].at_ns < REPEAT_NS;
-    cache->prompts->recent[at].id = id;
-    cache->prompts->recent[at].at_ns = now;
-    return !same;
+    return !kvt_recent_again(&cache->prompts->recent, prompt_id(ns, &keys[n - 1], n),
+                             kvt_clock_now(&cache->clock));
 }
 
 void kvt_prompts_record(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,

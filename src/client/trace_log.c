@@ -19,6 +19,7 @@
 
 #include "base/checked.h"
 #include "base/rng.h"
+#include "client/recent.h"
 #include "format/digest.h"
 #include "kvtier/error.h"
 #include "kvtier/layout.h"
@@ -28,8 +29,6 @@
 #define LINE_BYTES (IDS_MAX * ID_CHARS + 256u)
 #define ID_MASK ((UINT64_C(1) << 53) - 1) /* every reader of JSON has these exactly */
 #define PATH_BYTES 1100u
-#define RECENT 64u
-#define REPEAT_NS INT64_C(1000000000)
 
 struct kvt_trace_log {
     pthread_mutex_t lock;
@@ -41,10 +40,7 @@ struct kvt_trace_log {
     int64_t start_ns;
     uint64_t salt[4];
     struct kvt_digest digest;
-    struct {
-        uint64_t id;
-        int64_t at_ns;
-    } recent[RECENT];
+    struct kvt_recent recent;
     char path[PATH_BYTES], older[PATH_BYTES + 2];
     char line[LINE_BYTES];
 };
@@ -127,16 +123,6 @@ static uint64_t id_of(struct kvt_trace_log *trace, const uint8_t *ns_id, const s
     return id & ID_MASK;
 }
 
-/* The same prompt within the last second. Remembers it. */
-static bool repeated(struct kvt_trace_log *trace, uint64_t id, int64_t now)
-{
-    size_t at = id % RECENT;
-    bool same = trace->recent[at].id == id && now - trace->recent[at].at_ns < REPEAT_NS;
-    trace->recent[at].id = id;
-    trace->recent[at].at_ns = now;
-    return same;
-}
-
 /* The line in trace->line; 0: none could be made. */
 static size_t make_line(struct kvt_trace_log *trace, const struct kvt_trace_prompt *prompt,
                         int64_t now)
@@ -196,7 +182,7 @@ enum kvt_trace_noted kvt_trace_note(struct kvt_trace_log *trace,
     int64_t now = kvt_clock_now(&trace->clock);
     uint64_t last = id_of(trace, prompt->ns_id, &prompt->keys[prompt->n - 1]);
     if (trace->fd >= 0 && last != 0) {
-        if (repeated(trace, last, now)) {
+        if (kvt_recent_again(&trace->recent, last, now)) {
             noted = KVT_TRACE_REPEATED;
         } else {
             size_t bytes = make_line(trace, prompt, now);

@@ -12,7 +12,7 @@
 #define PROBE_SHARE_WAKING 0.15
 #define PROBE_SHARE_OVERDUE 0.5
 #define STREAK 6u
-#define WAKING 0.5 /* of the predicted time: something has changed */
+#define WAKING 0.6 /* of the predicted time: something has changed */
 
 uint32_t kvt_tier_class(double bytes)
 {

@@ -9,6 +9,7 @@
 #include "support/rig.h"
 
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/client.h"
@@ -171,11 +172,70 @@ static void test_without_dram(void **state)
     begin("dram=1MiB", NULL);
 }
 
+/* A file below a directory of made control groups, with its directories. */
+static void put(const char *dir, const char *name, const char *text)
+{
+    char path[512];
+
+    (void)snprintf(path, sizeof(path), "%s/%s", dir, name);
+    for (char *at = path + strlen(dir) + 1; (at = strchr(at, '/')) != NULL; *at++ = '/') {
+        *at = '\0';
+        (void)mkdir(path, 0700);
+    }
+    FILE *file = fopen(path, "we");
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* The least limit of the process's group and of those above it, in both versions; what is no number
+ * is none. Control groups made of files. */
+static void test_limits_of_control_groups(void **state)
+{
+    static const struct {
+        const char *groups, *files[4][2];
+        uint64_t limit;
+    } cases[] = {
+        {"0::/\n", {{"memory.max", "500\n"}}, 500},
+        {"0::/\n", {{"memory.max", "max\n"}}, UINT64_MAX},
+        {"0::/a/b/c\n", {{"a/b/c/memory.max", "max\n"}, {"a/memory.max", "700\n"}}, 700},
+        {"0::/a/b/c\n",
+         {{"a/b/c/memory.max", "900\n"}, {"a/b/memory.max", "800\n"}, {"a/memory.max", "850\n"}},
+         800},
+        {"0::/a/b/c\n", {{"a/b/c/memory.max", "100\n"}, {"a/memory.max", "800\n"}}, 100},
+        {"0::/a/b/\n", {{"a/x/memory.max", "3\n"}, {"b/memory.max", "4\n"}}, UINT64_MAX},
+        {"3:cpu,cpuacct:/q\n2:memory:/a/b\n",
+         {{"memory/a/b/memory.limit_in_bytes", "9223372036854771712\n"},
+          {"memory/a/memory.limit_in_bytes", "640\n"},
+          {"memory/q/memory.limit_in_bytes", "6\n"}},
+         640},
+        {"4:hugetlb,memory:/a:b\n", {{"memory/a:b/memory.limit_in_bytes", "77\n"}}, 77},
+        {"4:hugetlb,memory2:/a\n", {{"memory/a/memory.limit_in_bytes", "77\n"}}, UINT64_MAX},
+        {"nonsense\n1:\n\n0::relative\n", {{"memory.max", "12x\n"}}, 12},
+        {"", {{"memory/memory.limit_in_bytes", "55\n"}}, 55},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char dir[128], groups[160];
+        rig_dir_make(dir, sizeof(dir));
+        (void)snprintf(groups, sizeof(groups), "%s/groups", dir);
+        put(dir, "groups", cases[i].groups);
+        for (size_t j = 0; j < 4 && cases[i].files[j][0] != NULL; j++)
+            put(dir, cases[i].files[j][0], cases[i].files[j][1]);
+        uint64_t limit = kvt_cgroup_limit(groups, dir);
+        if (limit != cases[i].limit)
+            fail_msg("%zu: %llu", i, (unsigned long long)limit);
+        rig_dir_remove(dir);
+    }
+    assert_true(kvt_cgroup_limit("/nowhere", "/nowhere") == UINT64_MAX);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_huge_pages, tear_down),
         cmocka_unit_test_teardown(test_share, tear_down),
+        cmocka_unit_test(test_limits_of_control_groups),
         cmocka_unit_test_teardown(test_numa_node, tear_down),
         cmocka_unit_test_teardown(test_without_dram, tear_down),
     };

@@ -217,6 +217,29 @@ static void test_collapse_is_noticed_and_so_is_recovery(void **state)
     }
 }
 
+/* Half, or twice, as fast as before, with jitter of 20 %: expected to within a quarter after a few
+ * loads of it. */
+static void test_smaller_changes_are_noticed_too(void **state)
+{
+    (void)state;
+    uint64_t seed = test_seed();
+    for (uint64_t i = 0; i < 20; i++) {
+        struct world w;
+        double factor = i % 2 ? 2 : 0.5, bytes = 512 * BLOCK_BYTES;
+        int loads = 0;
+        make(&w, 1 * GB, 1, KVT_PLAN_CUT_NONE, seed + i);
+        warm(&w, WARM);
+        w.rate *= factor;
+        double truth = w.latency + bytes / w.rate;
+        while (fabs(kvt_tier_seconds(&w.disk, bytes, 0) / truth - 1) > 0.25 && loads < 100) {
+            assert_int_equal(kvt_tier_observe(&w.disk, (uint64_t)bytes, 0, noisy(&w, truth)), 0);
+            loads++;
+        }
+        print_message("           %.1f x: %d loads\n", factor, loads);
+        assert_in_range(loads, 1, 12);
+    }
+}
+
 /* By start values alone: the same answer for ever, and no probe. */
 static void test_deterministic_plans_do_not_move(void **state)
 {
@@ -240,6 +263,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_regret_over_the_grid),
         cmocka_unit_test(test_collapse_is_noticed_and_so_is_recovery),
+        cmocka_unit_test(test_smaller_changes_are_noticed_too),
         cmocka_unit_test(test_deterministic_plans_do_not_move),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
