@@ -231,6 +231,7 @@ static void killed_daemons_lose_nothing_that_was_flushed(void **state)
     const int64_t start_ns = rig_now_ns();
     struct kvt_rng rng;
     uint32_t present = 0;
+    unsigned killed = 0;
 
     (void)state;
     rng = (struct kvt_rng){rig_seed() + 1};
@@ -246,6 +247,7 @@ static void killed_daemons_lose_nothing_that_was_flushed(void **state)
             flushed = kvt_flush(rig.cache) == 0;
         usleep((useconds_t)kvt_rng_below(&rng, 4000));
         daemon_kill(&server);
+        killed++;
         (void)rig_load(&rig, first, BLOCKS, NULL); /* exact or a miss: the rig asserts */
         daemon_start(&server);
         wait_connected();
@@ -256,6 +258,7 @@ static void killed_daemons_lose_nothing_that_was_flushed(void **state)
     nothing_is_left();
     assert_int_equal(rig_stat(&rig, "client.bad_move"), 0);
     assert_int_equal(rig_stat(&rig, "client.requests_active"), 0);
+    print_message("%u daemons killed\n", killed);
 }
 
 static void a_stopped_client_stalls_nobody(void **state)
