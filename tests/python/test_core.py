@@ -228,6 +228,8 @@ def test_options_as_text_lists_bools_and_paths(tmp_path):
     assert options("dram=1GiB, level=kv4,", threads=2, env=False, disk=["/a:1GiB", "/b:1GiB"],
                    pin=None) == [("dram", "1GiB"), ("level", "kv4"), ("threads", "2"),
                                  ("env", "no"), ("disk", "/a:1GiB"), ("disk", "/b:1GiB")]
+    assert options(" unix:/run/k=v.sock , spin=5us") == [("store", "unix:/run/k=v.sock"),
+                                                         ("spin", "5us")]
 
 
 def test_a_disk_that_cannot_be_used_is_said(tmp_path, caplog):

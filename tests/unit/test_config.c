@@ -342,6 +342,22 @@ static void set_all_forgives_blanks_and_commas(void **state)
     kvt_config_free(config);
 }
 
+/* The socket of a kvtierd needs no key. */
+static void set_all_takes_a_socket_alone(void **state)
+{
+    struct kvt_config *config = fresh();
+    (void)state;
+    assert_int_equal(kvt_config_set_all(config, " unix:/run/k=v.sock , dram=2MiB"), 0);
+    assert_string_equal(text_of(config, "store"), "unix:/run/k=v.sock");
+    assert_string_equal(text_of(config, "dram"), "2MiB");
+    assert_int_equal(kvt_config_set_all(config, "store=process"), 0);
+    assert_int_equal(kvt_config_set_all(config, "unix:"), KVT_E_CONFIG_VALUE);
+    assert_non_null(strstr(kvt_config_error(config), "unix:/path"));
+    assert_string_equal(text_of(config, "store"), "process");
+    assert_int_equal(kvt_config_set_all(config, "unix=/x"), KVT_E_CONFIG_KEY);
+    kvt_config_free(config);
+}
+
 /* A default is written as its value is, so that what differs is what somebody changed. */
 static void compare_texts(void *arg, const char *key, const char *value, const char *default_value,
                           const char *help)
@@ -486,6 +502,7 @@ int main(void)
         cmocka_unit_test(disks_add_up_and_split_at_the_last_colon),
         cmocka_unit_test(set_all_stops_at_the_first_error),
         cmocka_unit_test(set_all_forgives_blanks_and_commas),
+        cmocka_unit_test(set_all_takes_a_socket_alone),
         cmocka_unit_test(values_and_defaults_are_written_alike),
         cmocka_unit_test(copies_are_deep),
         cmocka_unit_test(bad_arguments_are_refused),
