@@ -13,6 +13,7 @@
 #include "kvtier/error.h"
 
 #define CLOSE_TIMEOUT_NS INT64_C(30000000000)
+#define SHARED_DEADLINE_NS INT64_C(1000000000)
 
 static void store_params(struct kvt_host *host, struct kvt_store_params *params,
                          uint32_t numbers[KVT_DISKS_MAX])
@@ -35,6 +36,8 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
     params->remote = host->remote;
     params->remote_deadline_ns = (int64_t)settings->remote_deadline;
+    if (host->shared) /* clients take a daemon that answers nothing for two seconds for dead */
+        params->remote_deadline_ns = KVT_MIN(params->remote_deadline_ns, SHARED_DEADLINE_NS);
     params->remote_queue_bytes = settings->remote_queue;
     params->remote_write = settings->remote_write;
     params->seed = kvt_rng_seed_os();
