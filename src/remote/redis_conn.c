@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -214,6 +215,7 @@ void redis_conn_close(struct redis *redis, struct redis_conn *conn, int status, 
 /* "password" or "user password", the first line of the file. Returns words, 0: none, -1: error. */
 static int read_auth(const char *path, char text[AUTH_MAX], const char *words[2])
 {
+    struct stat st;
     FILE *file;
     char *space;
 
@@ -222,6 +224,10 @@ static int read_auth(const char *path, char text[AUTH_MAX], const char *words[2]
     file = fopen(path, "re");
     if (file == NULL)
         return -1;
+    if (fstat(fileno(file), &st) != 0 || (st.st_mode & 077)) {
+        (void)fclose(file);
+        return -1;
+    }
     text[0] = '\0';
     if (fgets(text, AUTH_MAX, file) == NULL)
         text[0] = '\0';
@@ -258,6 +264,12 @@ static bool log_in(struct redis *redis, struct redis_conn *conn)
     conn->state = CONN_LOGIN;
     if (count < 0) {
         (void)atomic_fetch_add_explicit(&redis->auth_fails, 1, memory_order_relaxed);
+        if (!redis->auth_told)
+            kvt_log(&redis->log, KVT_LOG_WARN,
+                    "remote_auth: %s cannot be read, is empty, or may be read by others: chmod 600 "
+                    "(trying again)",
+                    redis->auth_file);
+        redis->auth_told = true;
         return false;
     }
     if (count == 1)

@@ -296,8 +296,9 @@ static bool one_reply(struct redis *redis, struct redis_conn *conn, bool *more)
     used = kvt_resp_head(conn->in + conn->in_at, conn->in_len - conn->in_at, &head);
     if (used <= 0)
         return used == 0;
-    if (!op)
-        return false;
+    if (!op || op == conn->body_op)
+        return false; /* nobody asked; or before it has all of the record: what follows in the slot
+                         would be somebody else's soon */
     *more = true;
     if (op->kind == REDIS_SLOTS || op->kind == REDIS_SCAN) {
         conn->agg = op->kind == REDIS_SLOTS ? &redis->map_agg : &redis->scan_agg;
