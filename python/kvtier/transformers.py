@@ -26,6 +26,7 @@ import inspect
 import json
 import logging
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,35 @@ def weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
+_SAMPLE = 1024  # elements of each tensor that are looked at to see whether it is still the same
+_digests: "weakref.WeakKeyDictionary[Any, tuple[str, str]]" = weakref.WeakKeyDictionary()
+
+
+def _state(model: Any) -> str:
+    """What changes when weights do: where each tensor is, how often it was written in place, and a
+    sample of it, since writing through .data is not counted."""
+    import torch
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta":
+            return ""
+        flat = tensor.detach().flatten()
+        some = flat[::max(1, flat.numel() // _SAMPLE)].contiguous().view(torch.uint8).cpu()
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0{tensor.data_ptr()}\0"
+                      f"{tensor._version}\0".encode() + some.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def remembered_digest(model: Any) -> str:
+    """weights_digest(), made once for each model for as long as its weights stay as they are. What
+    is written through .data into single elements of a tensor may go unseen: pass revision= then."""
+    state = _state(model)
+    known = _digests.get(model)
+    if known is None or not state or known[0] != state:
+        known = _digests[model] = (state, weights_digest(model))
+    return known[1]
+
+
 @dataclass(frozen=True)
 class Restored:
     """What restore() brought: `tokens` of the prompt are in `past`; why: "load", "miss",
@@ -81,7 +111,7 @@ class Restored:
 class Prefixes:
     """Prefixes of one model in one cache. Made by cached(), or by hand for an own loop.
 
-    revision: names the weights; None: weights_digest(model). adapter: names a LoRA adapter in
+    revision: names the weights; None: weights_digest(model), remembered. adapter: names a LoRA adapter in
     force, required for PEFT models. salt: prefixes of different salts share nothing. block_tokens:
     16 to 4,096, a multiple of 16; level: of blocks older than the last window_tokens of a saved
     sequence, which are stored at kv8 at least; min_level: that a restored block must have.
@@ -143,7 +173,7 @@ class Prefixes:
         return Identity(
             engine=f"transformers {hf.__version__}", key_scheme=KEY_SCHEME,
             model=type(self.model).__name__, adapter=adapter, salt=self.salt,
-            revision=revision if revision is not None else weights_digest(self.model),
+            revision=revision if revision is not None else remembered_digest(self.model),
             layout="dynamic", rope=json.dumps(settings.get("rope_parameters"), sort_keys=True,
                                               default=str),
             extra=f"config={hashlib.sha256(text.encode()).hexdigest()} attention={attention}")

@@ -191,6 +191,23 @@ def test_calls_that_are_not_plain_pass_untouched(model, more, reason):
     assert prefixes.counters == {f"passed.{reason}": 1}
 
 
+def test_the_digest_is_made_once_for_as_long_as_the_weights_stay(monkeypatch):
+    """In place, through .data as adapters are merged, and by another tensor in its place."""
+    from kvtier import transformers as ours
+    made, real = [], ours.weights_digest
+    monkeypatch.setattr(ours, "weights_digest", lambda m: made.append(1) or real(m))
+    model = tiny()
+    first = ours.remembered_digest(model)
+    assert ours.remembered_digest(model) == first == real(model) and len(made) == 1
+    weight = model.model.layers[0].self_attn.k_proj.weight
+    changes = [lambda: weight.detach()[0, 0].add_(1), lambda: weight.data.mul_(1.5),
+               lambda: setattr(weight, "data", weight.data.clone())]
+    for number, change in enumerate(changes, 2):
+        change()
+        assert ours.remembered_digest(model) == real(model) and len(made) == number
+    assert ours.remembered_digest(tiny()) == first and len(made) == 5
+
+
 def test_models_that_cannot_be_served_say_why():
     with pytest.raises(kvtier.UnsupportedError, match="SlidingWindow"):
         mistral = hf.MistralForCausalLM(hf.MistralConfig(
