@@ -41,6 +41,13 @@ class ApiError(Exception):
                           "code": self.code}}
 
 
+def refused(error: ValueError, chat: bool) -> ApiError:
+    """What the engine would not take."""
+    too_long = "exceed context window" in str(error)
+    return ApiError(400, str(error), param="messages" if chat else "prompt",
+                    code="context_length_exceeded" if too_long else None)
+
+
 def _check(name: str, value: Any, rule: tuple) -> None:
     types, low, high = rule
     wrong = not isinstance(value, types) or (isinstance(value, bool) and bool not in types)

@@ -25,7 +25,7 @@ from typing import Any
 from . import _c, _llama
 from ._errors import ClosedError, ErrorCode, UnsupportedError
 from .cache import Cache, collect_stats, usable_blocks
-from .layout import Keys, Level
+from .layout import Keys, Level, Tier
 
 _llama.provide_library()
 
@@ -101,6 +101,7 @@ class Llama(_engine.Llama):
         opts.min_level = self._kvt_min_level = Level.parse(min_level)
         self._kvt_shadow = self._kvt_cache.stats()["config.shadow"] == "yes"
         opts.engine_build = build
+        self._kvt_cut = opts.cut
         out, error = C.c_void_p(), C.create_string_buffer(_ERROR_BYTES)
         code = self._kvt_lib.kvt_llama_new(self._kvt_cache.handle, self._ctx.ctx, C.byref(opts),
                                            C.byref(out), error, _ERROR_BYTES)
@@ -151,7 +152,8 @@ class Llama(_engine.Llama):
             return 0
         held = _common(self._input_ids, tokens)
         ids = array("i", tokens)
-        if self._stored(ids, held) < held + self._kvt_block:
+        found, tiers = self._stored(ids, held)
+        if found < held + self._kvt_block or not self._worth(tiers, found, len(ids), held):
             return held
         self._ctx.kv_cache_seq_rm(_SEQUENCE, 0, -1)
         got = self._kvt_lib.kvt_llama_restore(self._kvt, _SEQUENCE, ids.buffer_info()[0], len(ids),
@@ -164,19 +166,51 @@ class Llama(_engine.Llama):
         self._requires_eval = True  # a restored state has no logits
         return self.n_tokens
 
-    def _stored(self, ids: array, held: int) -> int:
-        """Tokens of the prompt that the store has; 0 where it cannot be more than held."""
+    def _stored(self, ids: array, held: int) -> tuple[int, Any]:
+        """(tokens of the prompt that the store has, their tiers); 0 tokens where it cannot be more
+        than held."""
         usable = usable_blocks(self._kvt_block, len(ids))
         if usable * self._kvt_block < held + self._kvt_block:
-            return 0
-        keys = Keys.chain(array("I", ids.tobytes()), self._kvt_block, salt=self._kvt_salt)
+            return 0, None
         # the restore that follows is the request; in shadow mode this is, and finds nothing
         flags = 0 if self._kvt_shadow else _c.CONSTANTS["KVT_LOOKUP_PROBE"]
         opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), self._kvt_min_level, flags, 0,
                                   len(ids))
+        keys, tiers = self._keys(ids), (C.c_int * usable)()
         found = self._kvt_cache._lib.kvt_lookup(
-            self._kvt_lib.kvt_llama_ns(self._kvt), keys.address, usable, C.byref(opts), None)
-        return max(0, found) * self._kvt_block
+            self._kvt_lib.kvt_llama_ns(self._kvt), keys.address, usable, C.byref(opts), tiers)
+        return max(0, found) * self._kvt_block, tiers
+
+    def _keys(self, ids: array) -> Keys:
+        return Keys.chain(array("I", ids.tobytes()), self._kvt_block, salt=self._kvt_salt)
+
+    def _worth(self, tiers: Any, found: int, prompt: int, held: int) -> bool:
+        """Whether a restore would bring more than the context holds: it begins by emptying it, and
+        may then choose to compute."""
+        query = _c.kvt_plan_query(C.sizeof(_c.kvt_plan_query), C.addressof(tiers),
+                                  found // self._kvt_block, 0, prompt, 0.0, 0, self._kvt_cut, 0)
+        plan = _c.kvt_plan(C.sizeof(_c.kvt_plan))
+        code = self._kvt_cache._lib.kvt_plan(self._kvt_lib.kvt_llama_ns(self._kvt), C.byref(query),
+                                             C.byref(plan))
+        return code == 0 and plan.count > 0 and \
+            (plan.first + plan.count) * self._kvt_block > held
+
+    def kvtier_prefetch(self, tokens: Sequence[int]) -> int:
+        """Bring what is stored of a prompt from disk into DRAM, for a call that comes later. From
+        any thread, also while the model works. Returns how many blocks that are."""
+        handle = self._kvt
+        if handle is None or self._kvt_shadow:
+            return 0
+        ids = array("i", tokens)
+        found, tiers = self._stored(ids, 0)
+        blocks = found // self._kvt_block
+        away = sum(tier not in (Tier.DRAM, Tier.PENDING) for tier in (tiers or ())[:blocks])
+        if away:
+            keys = self._keys(ids)
+            opts = _c.kvt_load_opts(C.sizeof(_c.kvt_load_opts), 0, self._kvt_min_level)
+            self._kvt_cache._lib.kvt_prefetch(self._kvt_lib.kvt_llama_ns(handle), keys.address,
+                                              blocks, C.byref(opts))
+        return away
 
     def kvtier_save(self) -> int:
         """Store the full blocks of the sequence that the context holds. Encoding and the disk go

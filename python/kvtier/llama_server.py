@@ -4,7 +4,8 @@
 
 POST /v1/chat/completions, POST /v1/completions (both also as a stream of server-sent events),
 GET /v1/models, GET /health, GET /stats (counters as JSON). One model, one context: requests are
-answered one after the other, first come first served; those that wait are at most --queue.
+answered one after the other, first come first served; those that wait are at most --queue, and
+what is stored of their prompts comes from disk meanwhile.
 On SIGTERM or SIGINT no new request is taken, the running one may finish for --grace seconds, and
 everything is written to disk; a second signal ends at once.
 
@@ -49,6 +50,7 @@ class Engine:
         self.llama, self.name, self.queue_max = llama, name, queue_max
         self.since = int(time.time())
         self.stopping = False
+        self.prefetched = 0  # requests whose prompt was asked for while they waited
         self._turn = threading.Condition()
         self._waiting: collections.deque[object] = collections.deque()
 
@@ -90,9 +92,57 @@ class Engine:
         try:
             return call(model=self.name, **arguments)
         except ValueError as error:
-            too_long = "exceed context window" in str(error)
-            raise ApiError(400, str(error), param="messages" if chat else "prompt",
-                           code="context_length_exceeded" if too_long else None) from None
+            raise _openai.refused(error, chat) from None
+
+    def prefetch(self, arguments: dict[str, Any], chat: bool) -> None:
+        """While another request has the engine: bring what is stored of this prompt into DRAM. A
+        hint: what goes wrong here is said when it is this request's turn."""
+        with self._turn:
+            if not self._waiting or self.stopping:
+                return
+        try:
+            tokens = prompt_tokens(self.llama, arguments, chat)
+            if tokens and self.llama.kvtier_prefetch(tokens) > 0:
+                self.prefetched += 1
+        except Exception as error:
+            _log.debug("no prefetch: %s", error)
+
+
+class _Captured(Exception):
+    """The prompt of a chat, on its way to the engine."""
+
+
+class _Template:
+    """Stands for the engine while llama_cpp's handler makes a prompt of messages: it works on the
+    vocabulary alone, which any thread may read."""
+
+    def __init__(self, llama: Any) -> None:
+        self._llama = llama
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llama, name)
+
+    def create_completion(self, prompt: Any, **_: Any) -> Any:
+        raise _Captured(prompt)
+
+
+def prompt_tokens(llama: Any, arguments: dict[str, Any], chat: bool) -> list[int]:
+    """The tokens that a request will be computed from. From any thread."""
+    prompt = arguments.get("prompt")
+    if chat:
+        from llama_cpp import llama_chat_format
+        handler = llama._chat_handlers.get(llama.chat_format) or \
+            llama_chat_format.get_chat_completion_handler(llama.chat_format)
+        try:
+            handler(llama=_Template(llama), **{
+                name: arguments[name] for name in ("messages", "tools", "tool_choice")
+                if name in arguments})
+            return []
+        except _Captured as captured:
+            prompt = captured.args[0]
+    if isinstance(prompt, str):
+        return llama.tokenize(prompt.encode(), special=True)
+    return list(prompt or ())
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -211,7 +261,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if path == f"/v1/models/{self.engine.name}":
             return self._send(200, _openai.models(self.engine.name, self.engine.since)["data"][0])
         if path == "/stats":
-            return self._send(200, self.engine.llama.kvtier_stats())
+            return self._send(200, {**self.engine.llama.kvtier_stats(),
+                                    "server.prefetched": self.engine.prefetched})
         raise ApiError(404, f"no such path: {path}", code="not_found")
 
     def _body(self) -> Any:
@@ -236,6 +287,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         chat = path == "/v1/chat/completions"
         arguments = _openai.parse(self._body(), chat)
         with_usage = arguments.pop("_usage")
+        self.engine.prefetch(arguments, chat)
         ticket = self.engine.take()
         try:
             answer = self.engine.run(arguments, chat)
@@ -247,9 +299,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             finally:
                 answer.close()  # ends the generation, and saves what there is
         except ValueError as error:  # of the first chunk of a stream
-            raise ApiError(400, str(error), param="messages" if chat else "prompt",
-                           code="context_length_exceeded"
-                           if "exceed context window" in str(error) else None) from None
+            raise _openai.refused(error, chat) from None
         finally:
             self.engine.give(ticket)
 

@@ -89,6 +89,53 @@ def test_what_the_context_holds_is_not_loaded_again(llm):
     assert llm.kvtier_last["cached_tokens"] > 100
 
 
+def test_what_the_context_holds_stays_where_the_plan_would_compute():
+    """A machine that computes 10^8 tokens a second loads nothing, and keeps what it has."""
+    fast = Llama(MODEL, kvtier=dict(options(), plan="deterministic", plan_prefill="100000000"),
+                 kvtier_calibrate=0, **THREADS)
+    prompt = fast.tokenize(TEXT.encode())[:200]
+    ask(fast, prompt, n=1)
+    fast.kvtier_sync()
+    ask(fast, prompt[:70] + prompt[100:160], n=1)
+    before = fast.kvtier_stats()["llama.restores"]
+    assert fast.kvtier_restore(prompt) == 70
+    assert fast.kvtier_stats()["llama.restores"] == before and fast.n_tokens > 70
+    ask(fast, prompt, n=1)
+    assert fast.kvtier_last["cached_tokens"] == 70
+    fast.close()
+
+
+def test_a_prompt_that_waits_is_brought_from_disk(tmp_path):
+    """By the server's thread that waits for the engine: the same tokens as the engine computes
+    from, of a text and of a chat."""
+    from kvtier import llama_server
+    chat = {"messages": [{"role": "system", "content": TEXT[:600]},
+                         {"role": "user", "content": "Hello"}]}
+    text = {"prompt": TEXT[:500]}
+    disk = options(disk=f"{tmp_path}/store:256MiB")
+    first = Llama(MODEL, kvtier=disk, kvtier_calibrate=0, **THREADS)
+    for arguments, is_chat in ((chat, True), (text, False)):
+        call = first.create_chat_completion if is_chat else first.create_completion
+        call(max_tokens=1, **arguments)
+        tokens = llama_server.prompt_tokens(first, arguments, is_chat)
+        assert list(first.input_ids[:len(tokens)]) == tokens
+        assert first.kvtier_last["prompt_tokens"] == len(tokens)
+    first.close()
+    again = Llama(MODEL, kvtier=disk, kvtier_calibrate=0, **THREADS)
+    engine = llama_server.Engine(again, "m", 4)
+    engine.prefetch(chat, True)
+    assert engine.prefetched == 0  # nobody has the engine: it is this one's turn
+    ticket = engine.take()
+    engine.prefetch(chat, True)
+    engine.prefetch({"prompt": "Never seen before, " * 20}, False)
+    engine.prefetch({"prompt": object()}, False)
+    assert engine.prefetched == 1
+    engine.give(ticket)
+    again.create_chat_completion(max_tokens=1, **chat)
+    assert again.kvtier_last["cached_tokens"] > 100
+    again.close()
+
+
 def test_a_conversation_goes_on(llm):
     turns = [{"role": "user", "content": "Name a colour. " + TEXT[:300]}]
     for _ in range(2):
