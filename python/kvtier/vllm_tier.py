@@ -116,8 +116,9 @@ def _known_shape(where: _vllm_names.Deployment) -> PageShape:
     if where.kv_cache_config is None:
         raise ValueError("vLLM's own OffloadingConnector does not say how pages are laid out; "
                          "KvtierOffloadingConnector does, or give \"geometry\"")
-    if where.pipeline > 1 or where.canonical:
-        raise ValueError("pipeline parallel and canonical layouts are stored as they are")
+    if where.pipeline > 1 or where.canonical or where.groups > 1:
+        raise ValueError("pipeline parallel, canonical layouts and models of several groups of "
+                         "layers are stored as they are")
     model = model_of(where.kv_cache_config)
     shape = model.shapes[0]
     if any(s.opaque or (s.heads, s.k_dim, s.v_dim, s.dtype, s.page_bytes) != (
