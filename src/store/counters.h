@@ -63,13 +63,18 @@
     X(lost_deferred, "disk.lost_deferred", "blocks gone unwritten: evicted before their write")   \
     X(lost_queue, "disk.lost_queue", "blocks gone unwritten: the write queue had been full")      \
     X(lost_error, "disk.lost_error", "blocks gone unwritten: their write had failed")             \
+    X(lost_again, "disk.lost_again",                                                              \
+      "blocks gone with DRAM: the log had given their copy up, and they were not written again")  \
     X(evict_dram_blocks, "dram.evicted", "blocks evicted from DRAM")                              \
     X(evict_dram_lost, "dram.evicted_lost", "blocks evicted from DRAM that were not on disk")     \
     X(lost_no_dram, "store.lost", "blocks lost: not written, and no DRAM to stay in")             \
     X(evict_index_blocks, "index.evicted", "blocks on disk given up for room in the index")       \
     X(evict_disk_blocks, "disk.evicted", "blocks evicted from disk with their segment")           \
     X(evict_disk_segments, "disk.segments_recycled", "segments recycled")                         \
+    X(given_up, "disk.given_up",                                                                  \
+      "copies on disk given up for room: the block is in DRAM, and written again when it leaves") \
     X(reinserted, "disk.reinserted", "blocks that were hit and moved before their segment went")  \
+    X(renewed, "disk.renewed", "segments kept as they are: nearly all of it had been asked for")  \
     X(reinsert_failed, "disk.reinsert_failed", "blocks that could not be read or moved for that") \
     X(orphan_dropped, "disk.orphans", "blocks dropped because their parent was evicted")          \
     X(purged_blocks, "purge.blocks", "blocks purged")                                             \

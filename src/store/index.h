@@ -1,6 +1,6 @@
 /* Index: which blocks exist, where they are, and who their parent is. One entry of 40 bytes per
- * block, one byte beside it, and 4 bytes per cell of an open-addressing table that is three
- * quarters full at most: 46.4 bytes a block.
+ * block, two bytes beside it, and 4 bytes per cell of an open-addressing table that is three
+ * quarters full at most: 47.4 bytes a block.
  *
  * Rules
  *  1. A block is named by a keyed 16-byte fingerprint of its 56-byte full key. The seed is secret,
@@ -68,13 +68,18 @@ enum kvt_index_collide {
     KVT_COLLIDE_FP = 2    /* every key has the same fingerprint */
 };
 
+struct kvt_index_beside {
+    uint8_t rank;    /* shard of its key, for kvt_handle_usage() */
+    uint8_t used_at; /* on disk: when it was last asked for, or written, by the clock of its root */
+};
+
 struct kvt_index {
     struct kvt_index_entry *entries;
-    uint8_t *ranks;       /* by entry: shard of its key, for kvt_handle_usage() */
-    uint32_t *table;      /* 0 empty, else tag bits | (entry + 1) */
-    uint32_t capacity;    /* entries */
-    uint32_t cells;       /* of the table */
-    uint32_t number_mask; /* bits of a cell that hold entry + 1 */
+    struct kvt_index_beside *beside; /* by entry */
+    uint32_t *table;                 /* 0 empty, else tag bits | (entry + 1) */
+    uint32_t capacity;               /* entries */
+    uint32_t cells;                  /* of the table */
+    uint32_t number_mask;            /* bits of a cell that hold entry + 1 */
     uint32_t used;
     uint32_t touched; /* entries ever used: memory beyond is untouched */
     uint32_t free_first;

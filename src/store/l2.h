@@ -12,9 +12,10 @@
  *  4. Two writes in flight at most. No fsync on the data path; fdatasync at seal, flush and close.
  *  5. ENOSPC (and EDQUOT) fails the batch, is counted by the caller, and is tried again with the
  * next batch after a pause; it never stops reads.
- *  6. Segments are recycled oldest first. The store may move records out of the next one before
- *     (kvt_l2_drain_next(), write.moved, kvt_l2_drained()): the log waits for that unless writes
+ *  6. The store chooses which segment is recycled next, and may move records out of it before
+ *     (kvt_l2_recyclable(), write.moved, kvt_l2_drained()): the log waits for that unless writes
  *     wait for a segment, and makes moved records durable before it overwrites any old segment.
+ *     Without a choice the oldest goes first.
  *  7. Callbacks are called from kvt_l2_run() and kvt_l2_close() only, never from the call that
  * queues the work. A callback may queue more work, but not run or close the log. Threads: the
  * store's owner thread only. Allocates at open; not on the data path.
@@ -88,6 +89,8 @@ struct kvt_l2_params {
     void (*evicted)(void *ctx, uint32_t segment);
     /* Asked before recycling: false while a pinned block lives there (the next oldest is taken). */
     bool (*may_evict)(void *ctx, uint32_t segment);
+    /* Optional: which one is taken when none is drained and writes wait. */
+    uint32_t (*choose)(void *ctx);
     void *ctx;
 };
 
@@ -126,9 +129,14 @@ bool kvt_l2_can_append(const struct kvt_l2 *l2);
 /* Writes have failed repeatedly and are not tried for the moment: what is appended is refused. */
 bool kvt_l2_paused(const struct kvt_l2 *l2);
 
-/* The segment that is recycled next, when fewer than two are at hand for new records. false: enough
- * are, or none may go. Cheap. */
-bool kvt_l2_drain_next(const struct kvt_l2 *l2, uint32_t *segment);
+#define KVT_L2_SEGMENT_NONE UINT32_MAX
+/* Fewer than two segments are at hand for new records: one should be drained. Cheap. */
+bool kvt_l2_drain_wanted(const struct kvt_l2 *l2);
+/* Segments that may be recycled and are not drained yet, oldest first: the one after `after`, or
+ * the first for KVT_L2_SEGMENT_NONE, which is also the answer when there is none. */
+uint32_t kvt_l2_recyclable(const struct kvt_l2 *l2, uint32_t after);
+/* Such a segment is worth keeping as it is: it counts as the newest one from now on. */
+void kvt_l2_renew(struct kvt_l2 *l2, uint32_t segment);
 /* Everything that is worth it has been moved out of the segment; until it is recycled, the rest can
  * still be read. */
 void kvt_l2_drained(struct kvt_l2 *l2, uint32_t segment);

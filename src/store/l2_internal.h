@@ -55,7 +55,7 @@
 #define KVT_L2_PAUSE_NS_MAX 16000000000ll   /* ... up to here */
 #define KVT_L2_FAILURE_LOG_NS 10000000000ll /* failed writes are logged that often at most */
 #define KVT_L2_RETRY_NS 20000000ll          /* nothing to recycle yet: pinned or being read */
-#define KVT_L2_NONE UINT32_MAX
+#define KVT_L2_NONE KVT_L2_SEGMENT_NONE
 
 enum kvt_l2_state {
     KVT_L2_ABSENT = 0,
@@ -317,6 +317,7 @@ void *kvt_l2_pages_alloc(size_t bytes);
 
 /* l2_segment.c: files, states, preparing */
 void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_state to);
+void kvt_l2_segment_renew(struct kvt_l2 *l2, uint32_t segment); /* to the young end of the list */
 void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_unsynced state);
 int kvt_l2_file_get(struct kvt_l2 *l2, uint32_t segment, bool create); /* slot, -EAGAIN, -errno */
 void kvt_l2_file_put(struct kvt_l2 *l2, int slot);

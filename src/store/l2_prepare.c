@@ -149,26 +149,40 @@ static uint32_t sealed_segment(const struct kvt_l2 *l2, int64_t now, bool *busy)
     number = l2->drained ? oldest_sealed(l2, now, true, busy) : KVT_L2_NONE;
     if (number != KVT_L2_NONE || (l2->params.drains && !waits && !l2->closing))
         return number;
+    if (l2->params.choose)
+        number = l2->params.choose(l2->params.ctx);
+    if (number < l2->limit && l2->segments[number].state == KVT_L2_SEALED &&
+        !l2->segments[number].busy && may_go(l2, number, now))
+        return number;
     return oldest_sealed(l2, now, false, busy);
 }
 
-bool kvt_l2_drain_next(const struct kvt_l2 *l2, uint32_t *segment)
+bool kvt_l2_drain_wanted(const struct kvt_l2 *l2)
 {
     uint32_t want = l2->segment_count > KVT_L2_SEGMENTS_FEW ? KVT_L2_FREE_SEGMENTS : 1;
     uint32_t have = l2->in_state[KVT_L2_BLANK] + l2->drained;
-    int64_t now;
 
     if (l2->params.read_only || !l2->writes_accepted || have >= want)
         return false;
-    now = kvt_l2_now(l2);
-    if (l2->segment_files < l2->segment_count && l2->create_retry_ns <= now)
-        return false; /* another file can be made */
-    for (uint32_t i = l2->oldest; i != KVT_L2_NONE; i = l2->segments[i].newer) {
-        *segment = i;
+    /* unless another file can be made */
+    return l2->segment_files >= l2->segment_count || l2->create_retry_ns > kvt_l2_now(l2);
+}
+
+uint32_t kvt_l2_recyclable(const struct kvt_l2 *l2, uint32_t after)
+{
+    int64_t now = kvt_l2_now(l2);
+
+    for (uint32_t i = after < l2->limit ? l2->segments[after].newer : l2->oldest; i != KVT_L2_NONE;
+         i = l2->segments[i].newer)
         if (!l2->segments[i].drained && may_go(l2, i, now))
-            return true;
-    }
-    return false;
+            return i;
+    return KVT_L2_SEGMENT_NONE;
+}
+
+void kvt_l2_renew(struct kvt_l2 *l2, uint32_t segment)
+{
+    if (segment < l2->limit && l2->segments[segment].state == KVT_L2_SEALED)
+        kvt_l2_segment_renew(l2, segment);
 }
 
 void kvt_l2_drained(struct kvt_l2 *l2, uint32_t segment)

@@ -48,6 +48,12 @@ static void age_remove(struct kvt_l2 *l2, uint32_t number)
     segment->older = segment->newer = KVT_L2_NONE;
 }
 
+void kvt_l2_segment_renew(struct kvt_l2 *l2, uint32_t number)
+{
+    age_remove(l2, number);
+    age_append(l2, number);
+}
+
 void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_unsynced state)
 {
     struct kvt_l2_segment *segment = &l2->segments[number];

@@ -250,6 +250,14 @@ static uint32_t oldest_from(const struct kvt_policy *policy, uint32_t due, uint3
     return KVT_SLOT_NONE;
 }
 
+uint32_t kvt_policy_due(const struct kvt_policy *policy, uint32_t slot)
+{
+    const struct kvt_slot *s = kvt_slot_at(policy->slots, slot);
+
+    return queued(s) ? policy->lowest + (s->bucket - policy->lowest) % KVT_POLICY_BUCKETS
+                     : KVT_MAX(s->due, policy->lowest);
+}
+
 uint32_t kvt_policy_first(const struct kvt_policy *policy)
 {
     uint32_t due;
@@ -260,7 +268,7 @@ uint32_t kvt_policy_first(const struct kvt_policy *policy)
 uint32_t kvt_policy_after(const struct kvt_policy *policy, uint32_t slot)
 {
     const struct kvt_slot *s = kvt_slot_at(policy->slots, slot);
-    uint32_t due = policy->lowest + (s->bucket - policy->lowest) % KVT_POLICY_BUCKETS;
+    uint32_t due = kvt_policy_due(policy, slot);
 
     if (!queued(s))
         return KVT_SLOT_NONE;

@@ -73,6 +73,10 @@ uint32_t kvt_policy_victim(struct kvt_policy *policy);
  * kvt_policy_leave(). */
 void kvt_policy_evicted(struct kvt_policy *policy, uint32_t slot);
 
+/* The epoch in which a cached slot is due: of its bucket, or what it would have if it could leave.
+ */
+uint32_t kvt_policy_due(const struct kvt_policy *policy, uint32_t slot);
+
 /* The blocks in the order in which they would leave: the first one, and the one after a slot that
  * is queued. KVT_SLOT_NONE: no more. */
 uint32_t kvt_policy_first(const struct kvt_policy *policy);

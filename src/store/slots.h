@@ -55,7 +55,9 @@ enum kvt_slot_write {
     KVT_SLOT_WRITE_LATER,     /* not on disk: waits for eviction, an idle store or a flush */
     KVT_SLOT_WRITE_DROPPED,   /* not on disk: the queue was full ... */
     KVT_SLOT_WRITE_FAILED,    /* ... or the write failed; eviction or a flush tries again */
-    KVT_SLOT_WRITE_FILTERED   /* not on disk: admission did not take it; asked again when used */
+    KVT_SLOT_WRITE_FILTERED,  /* not on disk: admission did not take it; asked again when used */
+    KVT_SLOT_WRITE_AGAIN      /* not on disk any more: the log gave its copy up. Written again when
+                                 it leaves DRAM, not before */
 };
 
 struct kvt_slot {
@@ -88,6 +90,7 @@ struct kvt_slot {
     uint8_t older_map : 4; /* of the record on disk, where the entry says `older` */
     uint8_t cached : 1;    /* VALID in the cache region: the policy's */
     uint8_t had_child : 1; /* its prompt goes on, or went on, behind it */
+    uint8_t leaving : 1;   /* among the next to leave DRAM, and not used since that was seen */
 };
 
 static_assert(sizeof(struct kvt_slot) == 120, "one for each run of the arena");

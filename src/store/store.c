@@ -35,6 +35,7 @@ static void destroy(struct kvt_store *store)
     for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++) {
         free(store->disks[i].heads);
         free(store->disks[i].pinned);
+        free(store->disks[i].uses);
         free(store->disks[i].writes);
         kvt_drain_destroy(&store->disks[i]);
     }

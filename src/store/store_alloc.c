@@ -159,7 +159,7 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
         return KVT_E_DROPPED;
     }
     if (entry != KVT_INDEX_NONE && serves(chain, kvt_index_at(&store->index, entry))) {
-        kvt_policy_hit(&store->policy, entry);
+        kvt_entry_used(store, entry);
         kvt_admit_use(store, entry);
         link_parent(chain, entry);
         store->counts.alloc_exists++;

@@ -45,6 +45,9 @@ static int check_slot(const struct kvt_store *store, uint32_t slot, struct sums 
     if (s->state == KVT_SLOT_VALID && store->disk_count && s->write == KVT_SLOT_WRITE_QUEUED &&
         e->on_disk && !e->older)
         return BAD("slot %u waits for a disk it is on", slot);
+    if (s->state == KVT_SLOT_VALID && s->cached && store->disk_count && !e->on_disk &&
+        s->write == KVT_SLOT_WRITE_CLEAN)
+        return BAD("slot %u counts as written, and is on no disk", slot);
     if (coupled && e->older && s->write == KVT_SLOT_WRITE_CLEAN)
         return BAD("slot %u is on disk and an older record of it, too", slot);
     if (s->state == KVT_SLOT_VALID && !s->pins && s->write != KVT_SLOT_WRITE_QUEUED &&
@@ -96,7 +99,8 @@ static int check_segments(const struct kvt_store *store, uint64_t disk_blocks, c
         const struct kvt_store_disk *disk = &store->disks[root];
 
         for (uint32_t segment = 0; segment < disk->segments; segment++) {
-            uint32_t pinned = 0;
+            const struct kvt_store_segment *uses = &disk->uses[segment];
+            uint32_t pinned = 0, live = 0, spare = 0;
 
             for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
                  i = kvt_index_at(&store->index, i)->next) {
@@ -106,7 +110,12 @@ static int check_segments(const struct kvt_store *store, uint64_t disk_blocks, c
                     listed++ > disk_blocks)
                     return BAD("the list of segment %u breaks at entry %u", segment, i);
                 pinned += e->pinned;
+                live++;
+                spare += e->slot != KVT_INDEX_NONE && !kvt_slot_at(&store->slots, e->slot)->leaving;
             }
+            if (live != uses->live || spare != uses->spare || live > uses->put)
+                return BAD("segment %u counts %u records, %u of them spare: there are %u, %u",
+                           segment, uses->live, uses->spare, live, spare);
             if (pinned != disk->pinned[segment])
                 return BAD("segment %u counts %u pinned, there are %u", segment,
                            disk->pinned[segment], pinned);

@@ -29,7 +29,7 @@ uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp
     if (entry == KVT_INDEX_NONE)
         return entry;
     kvt_index_at(&store->index, entry)->ns = ns & 0xfffu;
-    store->index.ranks[entry] = rank;
+    store->index.beside[entry].rank = rank;
     kvt_namespace_at(&store->spaces, ns)->blocks++;
     kvt_ttl_touch(store, entry);
     return entry;
@@ -104,12 +104,44 @@ static void parent_settle(struct kvt_store *store, uint32_t entry, bool at_tail)
     kvt_policy_settle(&store->policy, kvt_index_at(&store->index, parent)->slot, at_tail);
 }
 
+/* The copy on disk is one too many for now: DRAM has the block, and is not about to give it up. */
+static void count_spare(struct kvt_store *store, uint32_t entry, bool on)
+{
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+
+    if (e->on_disk && e->slot != KVT_INDEX_NONE && !kvt_slot_at(&store->slots, e->slot)->leaving)
+        store->disks[e->root].uses[e->segment].spare += on ? 1 : -1u;
+}
+
+void kvt_slot_leaving(struct kvt_store *store, uint32_t slot, bool leaving)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    if (s->leaving == leaving || s->state != KVT_SLOT_VALID)
+        return;
+    count_spare(store, s->entry, false);
+    s->leaving = leaving;
+    count_spare(store, s->entry, true);
+}
+
+void kvt_entry_used(struct kvt_store *store, uint32_t entry)
+{
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+
+    kvt_policy_hit(&store->policy, entry);
+    if (e->on_disk)
+        store->index.beside[entry].used_at = (uint8_t)store->disks[e->root].epoch;
+    if (e->slot != KVT_INDEX_NONE)
+        kvt_slot_leaving(store, e->slot, false);
+}
+
 void kvt_entry_attach(struct kvt_store *store, uint32_t entry, uint32_t slot)
 {
     bool before = kvt_index_present(kvt_index_at(&store->index, entry));
 
     kvt_slot_at(&store->slots, slot)->entry = entry;
     kvt_index_set_slot(&store->index, entry, slot);
+    count_spare(store, entry, true);
     count_bytes(store, entry, before);
     parent_settle(store, entry, false);
 }
@@ -139,6 +171,7 @@ void kvt_entry_drop_slot(struct kvt_store *store, uint32_t entry, bool evicting)
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
     unsigned older_map = s->older_map;
 
+    count_spare(store, entry, false);
     if (s->write == KVT_SLOT_WRITE_QUEUED)
         kvt_writes_unqueue(store, slot);
     else if (s->write != KVT_SLOT_WRITE_GOING)
@@ -183,6 +216,11 @@ bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
     e->next = disk->heads[where.segment] & KVT_INDEX_NONE;
     disk->heads[where.segment] = entry;
     disk->pinned[where.segment] += e->pinned;
+    store->index.beside[entry].used_at = (uint8_t)disk->epoch;
+    if (!disk->uses[where.segment].put++)
+        disk->uses[where.segment].since = disk->epoch;
+    disk->uses[where.segment].live++;
+    count_spare(store, entry, true);
     store->disk_blocks++;
     return true;
 }
@@ -195,6 +233,8 @@ void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry)
 
     if (!e->on_disk)
         return;
+    count_spare(store, entry, false);
+    disk->uses[e->segment].live--;
     at = disk->heads[e->segment];
     if (at == entry) {
         disk->heads[e->segment] = e->next;
@@ -209,6 +249,34 @@ void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry)
     count_bytes(store, entry, true);
     disk->pinned[e->segment] -= e->pinned;
     store->disk_blocks--;
+}
+
+void kvt_entry_give_up(struct kvt_store *store, uint32_t entry)
+{
+    uint32_t slot = kvt_index_at(&store->index, entry)->slot;
+
+    kvt_entry_clear_disk(store, entry);
+    if (slot != KVT_INDEX_NONE)
+        kvt_write_again(store, slot);
+}
+
+void kvt_entries_give_up(struct kvt_store_disk *disk, uint32_t segment,
+                         bool (*may)(const struct kvt_store *store, uint32_t entry))
+{
+    struct kvt_store *store = disk->store;
+    uint32_t at = disk->heads[segment];
+
+    disk->heads[segment] = KVT_INDEX_NONE;
+    while (at != KVT_INDEX_NONE) {
+        struct kvt_index_entry *e = kvt_index_at(&store->index, at);
+        uint32_t entry = at;
+
+        at = e->next;
+        e->next = disk->heads[segment] & KVT_INDEX_NONE;
+        disk->heads[segment] = entry;
+        if (may(store, entry))
+            kvt_entry_give_up(store, entry); /* the head: nothing is searched */
+    }
 }
 
 void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned)

@@ -12,8 +12,8 @@
  *   store_join.c     roots that come later
  *   store_usage.c    bytes by namespace and rank
  *   store_remote.c   the tier that machines share
- *   store_reinsert.c what was hit outlives its   store_direct.c  records pinned on disk
- *                    segment
+ *   store_reinsert.c records move before their   store_direct.c  records pinned on disk
+ *                    segment goes                store_recycle.c which segment goes, what stays
  *
  * Rules
  *  1. An entry's slot is VALID or READING and names the entry back; FILLING slots name the entry,
@@ -71,6 +71,13 @@ struct kvt_store_batch { /* handed to a root, as one list */
 
 #define KVT_STORE_BATCHES 2u /* of a root in flight: the log's rule */
 
+struct kvt_store_segment { /* records of one segment, by what has become of them */
+    uint32_t put;          /* since its life began */
+    uint32_t live;         /* of them, those that the index names */
+    uint32_t spare;        /* of these, those whose block is in DRAM, and not about to leave it */
+    uint32_t since;        /* epoch of the root in which it was begun, or passed over */
+};
+
 struct kvt_store_disk { /* one root */
     struct kvt_store *store;
     struct kvt_l2 *l2;
@@ -78,6 +85,7 @@ struct kvt_store_disk { /* one root */
     uint32_t number;
     uint32_t *heads;  /* first entry of each segment's list */
     uint32_t *pinned; /* entries pinned by kvt_pin in each segment */
+    struct kvt_store_segment *uses;
     uint32_t segments;
     uint64_t cap_bytes;
     struct kvt_store_drain *drain;  /* of store_reinsert.c */
@@ -87,6 +95,7 @@ struct kvt_store_disk { /* one root */
     int64_t batch_end_ns; /* the last one ended */
     uint64_t write_rate;  /* bytes a second, as measured; 0: not yet */
     uint32_t batch_bytes; /* most of the next batch, by that */
+    uint32_t epoch;       /* its clock: 64ths of its cap that were written (store_recycle.c) */
     bool joining;         /* what it holds is still being taken in (store_join.c) */
 };
 
@@ -246,6 +255,10 @@ struct kvt_ahead {
     uint32_t at, at_life;     /* the slot to look at; KVT_SLOT_NONE: no pass is under way */
     uint32_t next, next_life; /* the end of the chain after this one */
     uint64_t seen_bytes;
+    uint32_t base;    /* when the first of them is due */
+    uint32_t reach;   /* epochs from there on that hold what is looked at, as far as is known */
+    uint32_t far;     /* of them, those that were needed so far */
+    bool cut;         /* there is more beyond */
     uint32_t unsaved; /* of the store, and its evictions, when the last pass ended */
     uint64_t evicted;
 };
@@ -411,6 +424,16 @@ void kvt_entry_lose_slot(struct kvt_store *store, uint32_t entry, bool evicting)
 bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
                         struct kvt_l2_where where);
 void kvt_entry_clear_disk(struct kvt_store *store, uint32_t entry);
+/* The log has given up the copy of a block that may be in DRAM: it is the only one there now. */
+void kvt_entry_give_up(struct kvt_store *store, uint32_t entry);
+/* The same for all of a segment's entries that `may` names, in O(entries). The list is in the order
+ * of pages afterwards, when it was in the order of writing. */
+void kvt_entries_give_up(struct kvt_store_disk *disk, uint32_t segment,
+                         bool (*may)(const struct kvt_store *store, uint32_t entry));
+/* Somebody asked for the block. */
+void kvt_entry_used(struct kvt_store *store, uint32_t entry);
+/* The slot is among the next to leave DRAM, or no longer. */
+void kvt_slot_leaving(struct kvt_store *store, uint32_t slot, bool leaving);
 void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned);
 /* Pins or queues of a slot have changed: free it, queue it for eviction, or park it. */
 void kvt_slot_settle(struct kvt_store *store, uint32_t slot);
@@ -574,6 +597,8 @@ bool kvt_quota_room(struct kvt_store *store, uint32_t ns, uint32_t bytes, uint32
 /* The one place where a slot's write state changes. */
 void kvt_write_move(struct kvt_store *store, uint32_t slot, enum kvt_slot_write to);
 bool kvt_write_unsaved(const struct kvt_store *store, uint32_t slot);
+/* What was on disk is not any more: it is written again when it leaves the cache region. */
+void kvt_write_again(struct kvt_store *store, uint32_t slot);
 /* A block has been committed: queue it, put it off, or note that it was dropped. */
 void kvt_writes_commit(struct kvt_store *store, uint32_t slot);
 /* Everything that has no copy on disk is queued, whatever the bound. */
@@ -604,6 +629,25 @@ void kvt_suspect_place(struct kvt_store *store, uint32_t root, struct kvt_l2_whe
                        uint32_t pages, struct kvt_fp fp);
 /* True: a read is under way, into the buffer of scrub. */
 bool kvt_suspects_run(struct kvt_store *store);
+
+/* ---- store_recycle.c: which segment goes next, and what of it stays */
+struct kvt_recycle {
+    uint32_t segment;
+    bool clean; /* most of it is of no use: the rest is kept whole; else what was used of late is */
+};
+/* Whether DRAM and disk hold a block once: then copies of what stays in DRAM are given up. */
+bool kvt_recycle_once(const struct kvt_store *store);
+/* The root's clock goes on with what has been written. */
+void kvt_recycle_tick(struct kvt_store_disk *disk);
+/* The segment of which least is of use, if that is little: else KVT_L2_SEGMENT_NONE. */
+uint32_t kvt_recycle_emptiest(const struct kvt_store_disk *disk);
+/* false: none may go. */
+bool kvt_recycle_choose(struct kvt_store_disk *disk, struct kvt_recycle *out);
+/* Give up the copies in a segment that DRAM makes superfluous. */
+void kvt_recycle_begin(struct kvt_store_disk *disk, const struct kvt_recycle *recycle);
+/* Whether a record of it is worth another place in the log. */
+bool kvt_recycle_keeps(const struct kvt_store_disk *disk, const struct kvt_recycle *recycle,
+                       uint32_t entry);
 
 /* ---- store_reinsert.c */
 __attribute__((warn_unused_result)) int kvt_drain_init(struct kvt_store_disk *disk);

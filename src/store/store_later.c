@@ -4,23 +4,27 @@
  * unsaved.
  *
  * Why a block is not on disk is its slot's write state: LATER by policy (enum kvt_write), DROPPED
- * since the queue was full, FAILED since its write failed. All three are "unsaved".
+ * since the queue was full, FAILED since its write failed, AGAIN since the log gave its copy up.
+ * All four are "unsaved".
  *
  * Rules
  *  1. ALLOC never waits, so eviction cannot wait for a write either. Instead the blocks that leave
  *     next are written ahead: when less than a WRITE_AHEAD part of the cache region is free, those
- *     unsaved among the next such part of it are queued, with their ancestors as far as that part
- *     reaches (a chain leaves from its end, so its parents come next).
+ *     unsaved among the next such part of it are queued, with their ancestors as far as these are
+ *     due within that part (a chain leaves from its end).
  *  2. An unsaved block that policy names nevertheless is queued and another one is looked for, some
  *     times; then it goes and is counted as lost. So a burst costs old blocks, never a caller.
  *  3. Blocks written ahead come back to the old end of their queue.
  *  4. Deferred blocks are no exception from the bound of the write queue, but for flush and close.
+ *  5. AGAIN is written when it leaves DRAM, never for a flush: with a disk smaller than DRAM each
+ *     flush would push out what the last one wrote.
  * Threads: the store's owner. Allocates nothing; each step is bounded.
  */
 #include "base/checked.h"
 #include "store/store_impl.h"
 
-#define WRITE_AHEAD 8u                  /* an eighth of the cache region */
+#define WRITE_AHEAD 8u                  /* an eighth of the cache region, but ... */
+#define AHEAD_DISK 16u                  /* ... no more than a sixteenth of the disk */
 #define AHEAD_STEPS 512u                /* slots looked at, per run */
 #define AHEAD_PAUSE_NS INT64_C(1000000) /* between two runs of a pass */
 #define IDLE_STEPS 1024u                /* slots looked at, per run */
@@ -29,7 +33,7 @@
 static bool unsaved(const struct kvt_slot *s)
 {
     return s->write == KVT_SLOT_WRITE_LATER || s->write == KVT_SLOT_WRITE_DROPPED ||
-           s->write == KVT_SLOT_WRITE_FAILED;
+           s->write == KVT_SLOT_WRITE_FAILED || s->write == KVT_SLOT_WRITE_AGAIN;
 }
 
 void kvt_write_move(struct kvt_store *store, uint32_t slot, enum kvt_slot_write to)
@@ -46,6 +50,18 @@ void kvt_write_move(struct kvt_store *store, uint32_t slot, enum kvt_slot_write 
 bool kvt_write_unsaved(const struct kvt_store *store, uint32_t slot)
 {
     return unsaved(kvt_slot_at(&store->slots, slot));
+}
+
+void kvt_write_again(struct kvt_store *store, uint32_t slot)
+{
+    const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    /* what stands in the staging region is there for a load, and was no use of the disk's */
+    if (s->state == KVT_SLOT_VALID && s->cached && s->write == KVT_SLOT_WRITE_CLEAN)
+        kvt_write_move(store, slot, KVT_SLOT_WRITE_AGAIN);
+    else
+        return;
+    store->counts.given_up++;
 }
 
 void kvt_writes_commit(struct kvt_store *store, uint32_t slot)
@@ -68,7 +84,10 @@ void kvt_writes_queue_unsaved(struct kvt_store *store)
     for (uint32_t slot = 0; slot < store->slots.arena.touched && store->unsaved; slot++) {
         struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
-        if (s->state == KVT_SLOT_VALID && unsaved(s) && kvt_admit_ask(store, slot))
+        if (s->state != KVT_SLOT_VALID || !unsaved(s) ||
+            (s->write == KVT_SLOT_WRITE_AGAIN && !(store->closing && kvt_recycle_once(store))))
+            continue;
+        if (kvt_admit_ask(store, slot))
             (void)kvt_writes_queue(store, slot, true);
     }
 }
@@ -80,6 +99,7 @@ bool kvt_writes_save(struct kvt_store *store, uint32_t slot, int *tries)
         return false;
     ++*tries;
     kvt_slot_at(&store->slots, slot)->at_end = 1;
+    kvt_slot_leaving(store, slot, true);
     return kvt_writes_queue(store, slot, false);
 }
 
@@ -99,6 +119,10 @@ void kvt_writes_lost(struct kvt_store *store, uint32_t slot)
     store->counts.admit_gone += s->write == KVT_SLOT_WRITE_FILTERED;
     if (!store->disk_count || !unsaved(s))
         return;
+    if (s->write == KVT_SLOT_WRITE_AGAIN) { /* it was written once: no flush has promised more */
+        store->counts.lost_again++;
+        return;
+    }
     store->lost_since_flush = 1;
     if (s->write == KVT_SLOT_WRITE_LATER)
         store->counts.lost_deferred++;
@@ -152,6 +176,44 @@ static bool may_leave(const struct kvt_store *store, uint32_t slot, uint32_t lif
            kvt_slot_at(&store->slots, slot)->queue == KVT_QUEUE_CACHE;
 }
 
+/* Whether the slot is due within the pass's reach: a block whose child is about to leave may itself
+ * have been used since, or belong to a prompt of which only the last block goes early. */
+static bool within(const struct kvt_store *store, struct kvt_ahead *pass, uint32_t slot)
+{
+    uint32_t due = kvt_policy_due(&store->policy, slot);
+    uint32_t after = due > pass->base ? due - pass->base : 0;
+
+    if (after > pass->reach) {
+        pass->cut = true;
+        return false;
+    }
+    pass->far = KVT_MAX(pass->far, after);
+    return true;
+}
+
+static void begin_pass(const struct kvt_store *store, struct kvt_ahead *pass)
+{
+    uint32_t first = kvt_policy_first(&store->policy);
+
+    begin_chain(store, pass, first);
+    pass->base = first == KVT_SLOT_NONE ? 0 : kvt_policy_due(&store->policy, first);
+    pass->seen_bytes = 0;
+    pass->far = 0;
+    pass->cut = false;
+}
+
+/* All within reach was looked at, and that is not enough: once more, and further. */
+static bool reach_further(const struct kvt_store *store, struct kvt_ahead *pass, uint64_t bytes)
+{
+    if (!pass->cut || pass->seen_bytes >= bytes) {
+        pass->reach = pass->far;
+        return false;
+    }
+    pass->reach++;
+    begin_pass(store, pass);
+    return true;
+}
+
 /* Go on with a pass: queue what is unsaved among the next `bytes` to leave. It stands where it
  * stopped, so that a long chain is looked at to its end in several runs. */
 static enum ahead_end go_ahead(struct kvt_store *store, struct kvt_ahead *pass, uint64_t bytes)
@@ -161,12 +223,21 @@ static enum ahead_end go_ahead(struct kvt_store *store, struct kvt_ahead *pass, 
 
         if (pass->at == KVT_SLOT_NONE && may_leave(store, pass->next, pass->next_life))
             begin_chain(store, pass, pass->next);
-        if (pass->seen_bytes >= bytes || !kvt_slots_alive(&store->slots, pass->at, pass->at_life))
-            return AHEAD_DONE;
+        if (pass->seen_bytes >= bytes || !kvt_slots_alive(&store->slots, pass->at, pass->at_life)) {
+            if (!reach_further(store, pass, bytes))
+                return AHEAD_DONE;
+            continue;
+        }
+        if (!within(store, pass,
+                    pass->at)) { /* nor are its ancestors, or what comes after a leaf */
+            set_place(store, KVT_SLOT_NONE, &pass->at, &pass->at_life);
+            continue;
+        }
         s = kvt_slot_at(&store->slots, pass->at);
+        if (s->state == KVT_SLOT_VALID && unsaved(s) && !kvt_writes_room(store, pass->at))
+            return AHEAD_FULL;
+        kvt_slot_leaving(store, pass->at, true);
         if (s->state == KVT_SLOT_VALID && unsaved(s)) {
-            if (!kvt_writes_room(store, pass->at))
-                return AHEAD_FULL;
             if (kvt_admit_ask(store, pass->at)) {
                 s->at_end = 1;
                 (void)kvt_writes_queue(store, pass->at, false);
@@ -188,8 +259,7 @@ static bool save_ahead(struct kvt_store *store, uint64_t bytes)
     if (!kvt_slots_alive(&store->slots, pass->at, pass->at_life)) {
         if (pass->unsaved == store->unsaved && pass->evicted == store->counts.evict_dram_blocks)
             return false;
-        begin_chain(store, pass, kvt_policy_first(&store->policy));
-        pass->seen_bytes = 0;
+        begin_pass(store, pass);
     }
     end = go_ahead(store, pass, bytes);
     if (end == AHEAD_DONE) {
@@ -228,10 +298,21 @@ static int64_t idle_turn(struct kvt_store *store, int64_t now)
     return store->idle_waiting ? now : INT64_MAX;
 }
 
+/* What is written ahead stands in DRAM and on disk for a while: no large part of either. */
+static uint64_t ahead_pages(const struct kvt_store *store)
+{
+    uint64_t disk = 0;
+
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        disk += store->disks[i].cap_bytes / KVT_PAGE_BYTES;
+    return KVT_MIN(store->slots.arena.regions[KVT_REGION_CACHE].pages / WRITE_AHEAD,
+                   disk / AHEAD_DISK);
+}
+
 int64_t kvt_later_run(struct kvt_store *store)
 {
     const struct kvt_region *region = &store->slots.arena.regions[KVT_REGION_CACHE];
-    uint64_t share = region->pages / WRITE_AHEAD;
+    uint64_t share = ahead_pages(store);
     int64_t now = kvt_store_now(store), next;
     bool more = false;
 

@@ -115,7 +115,7 @@ static enum kvt_started start_item(struct kvt_store *store, struct kvt_load *loa
     if (i->slot == KVT_SLOT_NONE && load->direct)
         i->direct = kvt_direct_take(store, load->client, entry, &full);
     if (i->direct != KVT_NO_NUMBER) {
-        kvt_policy_hit(&store->policy, entry);
+        kvt_entry_used(store, entry);
         kvt_admit_use(store, entry);
         i->state = KVT_ITEM_READY;
         i->tier = KVT_TIER_DISK;
@@ -129,7 +129,7 @@ static enum kvt_started start_item(struct kvt_store *store, struct kvt_load *loa
         if (started != KVT_STARTED)
             return started;
     }
-    kvt_policy_hit(&store->policy, entry);
+    kvt_entry_used(store, entry);
     if (!load->prefetch) /* the load that it is for is the use */
         kvt_admit_use(store, entry);
     kvt_slot_pin(&store->slots, i->slot);

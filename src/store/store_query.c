@@ -217,7 +217,7 @@ void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt
         if (store->found[i] == KVT_INDEX_NONE ||
             !kvt_index_present(kvt_index_at(&store->index, store->found[i])))
             continue;
-        kvt_policy_hit(&store->policy, store->found[i]);
+        kvt_entry_used(store, store->found[i]);
         kvt_admit_use(store, store->found[i]);
         touched++;
     }

@@ -125,6 +125,8 @@ static void finish(struct kvt_store *store, uint32_t slot, uint32_t root, int st
         store->counts.disk_read_bytes += s->record_bytes;
         if (kvt_slot_region(&store->slots, slot) == KVT_REGION_CACHE)
             kvt_policy_enter(&store->policy, slot);
+        if (!kvt_index_at(&store->index, entry)->on_disk) /* its segment went meanwhile */
+            kvt_write_again(store, slot);
         kvt_reads_wake(store, slot, true);
     }
     kvt_slot_unpin(&store->slots, slot);

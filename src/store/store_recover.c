@@ -29,9 +29,16 @@ static void evicted(void *ctx, uint32_t segment)
     while ((entry = disk->heads[segment]) != KVT_INDEX_NONE) {
         store->counts.evict_disk_blocks++;
         store->sweep_on |= kvt_index_at(&store->index, entry)->children > 0;
-        kvt_entry_clear_disk(store, entry);
+        kvt_entry_give_up(store, entry);
         kvt_entry_settle(store, entry);
     }
+    disk->uses[segment].put = 0;
+}
+
+/* Writes wait for a segment and none is drained: what the log takes then. */
+static uint32_t choose(void *ctx)
+{
+    return kvt_recycle_emptiest(ctx);
 }
 
 static bool may_evict(void *ctx, uint32_t segment)
@@ -61,7 +68,8 @@ static int segments_grow(struct kvt_store_disk *disk, uint32_t segments)
     if (segments > KVT_INDEX_SEGMENT_MAX + 1)
         return KVT_E_LIMIT;
     if (grow_words((void **)&disk->heads, disk->segments, segments, sizeof(uint32_t)) ||
-        grow_words((void **)&disk->pinned, disk->segments, segments, sizeof(uint32_t)))
+        grow_words((void **)&disk->pinned, disk->segments, segments, sizeof(uint32_t)) ||
+        grow_words((void **)&disk->uses, disk->segments, segments, sizeof(*disk->uses)))
         return -ENOMEM;
     for (uint32_t i = disk->segments; i < segments; i++)
         disk->heads[i] = KVT_INDEX_NONE;
@@ -179,6 +187,7 @@ struct kvt_l2_params kvt_root_params(const struct kvt_store *store,
         .files_max = root->files_max,
         .evicted = evicted,
         .may_evict = may_evict,
+        .choose = choose,
         .drains = 1,
     };
 }
@@ -210,6 +219,7 @@ void kvt_disk_forget(struct kvt_store *store, uint32_t number)
     kvt_drain_destroy(disk);
     free(disk->heads);
     free(disk->pinned);
+    free(disk->uses);
     memset(disk, 0, sizeof(*disk));
     disk->writes = writes; /* they are in the store's free list: kept until close */
 }

@@ -123,22 +123,23 @@ static bool reachable(const struct kvt_store *store, const struct kvt_index_entr
     return kvt_index_present(parent) || parent->filling;
 }
 
-/* What was hit in the segment that goes next. Returns whether there is anything. */
-static bool begin(struct kvt_store_disk *disk, uint32_t segment)
+/* What is kept of the segment that goes next. Returns whether there is anything. */
+static bool begin(struct kvt_store_disk *disk, const struct kvt_recycle *recycle)
 {
     struct kvt_store_drain *drain = disk->drain;
     bool any = false;
 
-    drain->segment = segment;
+    kvt_recycle_begin(disk, recycle);
+    drain->segment = recycle->segment;
     drain->next_page = 1;
     drain->budget_pages = drain->pages - drain->pages / KEEP_NEW;
     drain->lost = false;
     memset(drain->entries, 0xff, drain->pages * sizeof(*drain->entries));
-    for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
+    for (uint32_t i = disk->heads[recycle->segment]; i != KVT_INDEX_NONE;
          i = kvt_index_at(&disk->store->index, i)->next) {
         const struct kvt_index_entry *e = kvt_index_at(&disk->store->index, i);
 
-        if (!e->hit || e->older || e->page >= drain->pages)
+        if (e->page >= drain->pages || !kvt_recycle_keeps(disk, recycle, i))
             continue;
         drain->entries[e->page] = i;
         any = true;
@@ -210,10 +211,14 @@ static void write_done(struct kvt_l2_write *write)
         item->erase = 1;
     } else if (same && memcmp(&kvt_index_at(&store->index, item->entry)->fp, &item->fp,
                               sizeof(item->fp)) == 0) {
-        if (kvt_entry_set_disk(store, item->entry, disk->number, write->where))
+        uint8_t used_at = store->index.beside[item->entry].used_at;
+
+        if (kvt_entry_set_disk(store, item->entry, disk->number, write->where)) {
+            store->index.beside[item->entry].used_at = used_at; /* that it is moved is no use */
             store->counts.reinserted++;
-        else
+        } else {
             kvt_entry_settle(store, item->entry);
+        }
     }
 }
 
@@ -304,7 +309,7 @@ static void next_step(struct kvt_store_disk *disk)
 static void drain_run(struct kvt_store_disk *disk)
 {
     struct kvt_store_drain *drain = disk->drain;
-    uint32_t segment;
+    struct kvt_recycle recycle;
 
     if (drain->state == DRAIN_READING && !drain->going)
         drain->state = DRAIN_READ;
@@ -314,19 +319,21 @@ static void drain_run(struct kvt_store_disk *disk)
         next_step(disk);
     for (uint32_t i = 0;
          drain->state == DRAIN_IDLE && !disk->store->closing && i < SEGMENTS_PER_RUN; i++) {
-        if (!kvt_l2_drain_next(disk->l2, &segment) || segment >= disk->segments)
+        if (!kvt_l2_drain_wanted(disk->l2) || !kvt_recycle_choose(disk, &recycle))
             return;
-        if (begin(disk, segment) && read_next(disk))
+        if (begin(disk, &recycle) && read_next(disk))
             drain->state = DRAIN_READING;
         else
-            kvt_l2_drained(disk->l2, segment);
+            kvt_l2_drained(disk->l2, recycle.segment);
     }
 }
 
 void kvt_drains_run(struct kvt_store *store)
 {
-    for (uint32_t i = 0; i < store->disk_count; i++)
+    for (uint32_t i = 0; i < store->disk_count; i++) {
+        kvt_recycle_tick(&store->disks[i]);
         drain_run(&store->disks[i]);
+    }
 }
 
 void kvt_drain_lost(struct kvt_store_disk *disk, uint32_t segment)

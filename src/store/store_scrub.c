@@ -107,7 +107,7 @@ static void judge(struct kvt_store *store, const struct kvt_store_scrub_item *it
     store->activity++;
     if (!item->read.status)
         kvt_suspect_entry(store, item->entry);
-    kvt_entry_clear_disk(store, item->entry);
+    kvt_entry_give_up(store, item->entry);
     kvt_entry_settle(store, item->entry);
 }
 

@@ -10,7 +10,8 @@
  *  4. A batch takes the oldest of the queue: 16 MiB at most, and no more than the drive writes in
  *     BATCH_NS at the speed measured so far, so that two of them do not hold a read up for longer.
  *     A batch of less than 1 MiB waits GATHER for company, unless somebody flushes. At most two
- *     batches of a root are in flight (the log's rule).
+ *     batches of a root are in flight (the log's rule). None is more than a quarter of a segment:
+ *     the log would have to take segments before what is to be kept of them has been moved.
  *  5. A record older than a root that came later is numbered anew before it is written.
  *  6. A record that lands after its block has gone (purged, replaced) is not published; a purged
  *     one is erased, as soon as the journal explains why.
@@ -23,6 +24,8 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/store_impl.h"
+
+#define SEGMENT_BATCHES 4u /* at least, in each segment */
 
 int kvt_writes_add_root(struct kvt_store *store, struct kvt_store_disk *disk)
 {
@@ -214,6 +217,7 @@ static bool batch_out(struct kvt_store *store, uint32_t root)
     struct kvt_store_batch *batch = &disk->batches[number];
     struct kvt_l2_write *list = NULL;
     struct kvt_l2_write **link = &list;
+    uint64_t most = KVT_MIN(disk->batch_bytes, kvt_l2_segment_bytes(disk->l2) / SEGMENT_BATCHES);
     uint64_t bytes = 0;
     uint32_t count = 0;
 
@@ -226,7 +230,7 @@ static bool batch_out(struct kvt_store *store, uint32_t root)
 
         if (!number_anew(store, slot))
             continue;
-        if (count && bytes + kvt_slot_at(&store->slots, slot)->record_bytes > disk->batch_bytes)
+        if (count && bytes + kvt_slot_at(&store->slots, slot)->record_bytes > most)
             break;
         bytes += kvt_slot_at(&store->slots, slot)->record_bytes;
         store->write_free = w->next;

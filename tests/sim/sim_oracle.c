@@ -199,9 +199,9 @@ void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status
 
 static bool may_have_gone(const struct kvt_store_stats *stats)
 {
-    return stats->evict_disk_blocks || stats->evict_index_blocks || stats->orphan_dropped ||
-           stats->checksum_fail || stats->read_fail || stats->scrub_bad || stats->evict_dram_lost ||
-           stats->lost_no_dram || stats->recovered_no_room;
+    return stats->evict_disk_blocks || stats->given_up || stats->evict_index_blocks ||
+           stats->orphan_dropped || stats->checksum_fail || stats->read_fail || stats->scrub_bad ||
+           stats->evict_dram_lost || stats->lost_no_dram || stats->recovered_no_room;
 }
 
 /* Flushed with an answer of 0: what was committed before it was sent is on a drive. */
