@@ -12,15 +12,19 @@
 #include <sys/mman.h>
 
 #include "base/checked.h"
+#include "format/disk.h"
 #include "format/record.h"
 #include "kvtier/error.h"
+#include "store/l2_layout.h"
 
 #define CHUNK 128u /* keys of a message */
 #define STAGING_PAGES 1024u
-/* What a real drive does not notice and a scaled one would: the log's files other than segments,
- * segments at hand for what comes, a header and a footer in each of 256 pages. */
-#define SEGMENT_PAGES 256u
-#define FIXED_BYTES (4ull << 20)
+/* What a real drive does not notice, and one of such short records would: a batch's header is as
+ * long as a record, and a record's line in the footer a 32nd of it; four of some 64 segments are at
+ * hand for what comes, being filled, or being drained, where a drive has thousands. */
+#define BATCH_BLOCKS 32u
+#define FOOTER_BLOCKS 32u
+#define SEGMENTS_AT_HAND 2u
 #define STEPS_MAX 1000000u
 #define LEVEL KVT_LEVEL_KV4
 #define CLIENT 1u
@@ -127,12 +131,27 @@ static int ns_open(struct replay_store *s)
     return rc;
 }
 
+/* The smallest cap of a root that holds so many records of a page, and what they need besides. */
+static uint64_t cap_for(uint64_t blocks)
+{
+    uint64_t pages = blocks + blocks / BATCH_BLOCKS + blocks / FOOTER_BLOCKS;
+    uint64_t cap = pages * KVT_PAGE_BYTES;
+
+    for (;; cap += KVT_SEGMENT_BYTES_MIN / 4) {
+        struct kvt_l2_layout layout = kvt_l2_layout_for(cap, 0);
+        uint64_t each = layout.segment_bytes / KVT_PAGE_BYTES - 2; /* header and trailer */
+
+        if (layout.segment_count > SEGMENTS_AT_HAND &&
+            (layout.segment_count - SEGMENTS_AT_HAND) * each >= pages)
+            return cap;
+    }
+}
+
 int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks,
                       const struct replay_admission *admission, struct replay_store **out)
 {
     struct replay_store *s = calloc(1, sizeof(*s));
-    uint64_t cap = disk_blocks * KVT_PAGE_BYTES;
-    cap += cap / SEGMENT_PAGES * 3 + FIXED_BYTES;
+    uint64_t cap = cap_for(disk_blocks);
     int rc = s ? 0 : -ENOMEM;
 
     *out = s;
@@ -305,6 +324,14 @@ int replay_store_prompt(struct replay_store *s, int64_t at_ms, const uint64_t *i
         rc = store(s, ids, have, n);
     }
     return rc;
+}
+
+uint64_t replay_store_on_disk(const struct replay_store *s)
+{
+    struct kvt_store_stats stats;
+
+    kvt_store_stats(s->store, &stats);
+    return stats.disk_blocks;
 }
 
 uint64_t replay_store_written(const struct replay_store *s)

@@ -29,6 +29,8 @@ void replay_store_close(struct replay_store *store);
 /* A prompt comes at that time: what is there of it is loaded, the rest is stored. 0 or an error. */
 int replay_store_prompt(struct replay_store *store, int64_t at_ms, const uint64_t *ids,
                         uint32_t count, struct replay_hits *hits);
+/* Blocks on the drive now. */
+uint64_t replay_store_on_disk(const struct replay_store *store);
 /* Blocks written to the drive so far, those that were moved included. */
 uint64_t replay_store_written(const struct replay_store *store);
 
