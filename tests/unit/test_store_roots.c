@@ -177,7 +177,8 @@ static void test_one_fills(void **state)
     assert_int_equal(stats.disk_dropped_error, 0);
     assert_true(on[0] >= before[0] + 2 * BLOCKS); /* its half, and all that was there */
     assert_true(get_each(&rig, ns, 1, BLOCKS / 2, 0) >= before[0]);
-    assert_int_equal(get_each(&rig, ns, 1000 + 3 * BLOCKS, BLOCKS, 0), BLOCKS); /* the last ones */
+    /* the last ones: the full root has one segment, which may just have begun anew */
+    assert_true(get_each(&rig, ns, 1000 + 3 * BLOCKS, BLOCKS, 0) >= BLOCKS / 2);
     fault_io_clear(rig.second);
     rig_advance(&rig, 20000000000);
     count_roots(&rig, before);
