@@ -283,7 +283,8 @@ static void take_ledger(void)
 
 static void check_chain(uint32_t chain, const char *when)
 {
-    uint32_t got = (uint32_t)rig_load(&rig, seed_of(chain), CHAIN, NULL);
+    int32_t status[CHAIN] = {0};
+    uint32_t got = (uint32_t)rig_load(&rig, seed_of(chain), CHAIN, status);
     struct kvt_key keys[CHAIN];
 
     if (got && !chains[chain].there)
@@ -292,7 +293,8 @@ static void check_chain(uint32_t chain, const char *when)
         acked_sum++;
         evicted_sum += got < CHAIN;
         if (got < CHAIN && bytes_written - chains[chain].at <= WINDOW_BYTES)
-            fail_msg("chain %u was flushed, %u of its blocks are there (%s)", chain, got, when);
+            fail_msg("chain %u was flushed, %u of its blocks are there, the next is %d (%s)",
+                     chain, got, status[got], when);
     }
     if (got && got < CHAIN) { /* a clean slate: its blocks would be of different ages */
         for (uint32_t i = 0; i < CHAIN; i++)
@@ -416,7 +418,7 @@ static void test_killed_in_whatever_it_does(void **state)
     struct kvt_rng rng = {rig_seed()};
     uint64_t kills[MODES] = {0}, cycle = 0;
     int64_t start_ns = rig_now_ns();
-    char config[160], when[64];
+    char config[160], when[256];
 
     (void)state;
     rig_dir_make(dir, sizeof(dir));
@@ -429,8 +431,8 @@ static void test_killed_in_whatever_it_does(void **state)
         if (cycle && cycle % CYCLES_OF_A_ROOT == 0)
             new_root();
         pick_config(&rng, mode, config, sizeof(config));
-        snprintf(when, sizeof(when), "cycle %llu, killed while %s", (unsigned long long)cycle,
-                 mode_names[mode]);
+        snprintf(when, sizeof(when), "cycle %llu, killed while %s, %s", (unsigned long long)cycle,
+                 mode_names[mode], config);
         tried++;
         run_and_kill(&rng, mode, config);
         check_all(config, when, cycle % 4 == 3);

@@ -226,4 +226,5 @@ void sim_check_recovery(struct sim *sim, enum power_loss loss)
                              sim_parent(i) == UINT32_MAX ? 9 : first.tier[ns][sim_parent(i)],
                              sim_parent(i) == UINT32_MAX ? 9 : second.tier[ns][sim_parent(i)]);
     sim_check_medium(sim, strict);
+    sim_places_again(sim);
 }

@@ -1,5 +1,6 @@
 /* What clients send and what comes back. See sim.h. A client is an id of the store and what it
  * holds: slots being filled, grants, requests that wait. It dies in the middle of anything. */
+#include <errno.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -395,6 +396,8 @@ static void op_purge(struct sim *sim)
     sim_purge_sent(sim, wait);
     sim_tell(sim, "purge of namespace %u, %u blocks from %u", wait->ns, wait->n, first);
     send(sim, client);
+    if (!wait->op && sim->status == -EAGAIN) /* at once: too many are under way, this never was */
+        sim_purge_refused(sim, wait);
 }
 
 static void op_flush(struct sim *sim)

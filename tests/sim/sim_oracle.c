@@ -183,6 +183,12 @@ void sim_purge_sent(struct sim *sim, const struct sim_wait *wait)
     }
 }
 
+void sim_purge_refused(struct sim *sim, const struct sim_wait *wait)
+{
+    for (uint32_t i = 0; i < (wait->n ? wait->n : SIM_BLOCKS); i++)
+        sim->blocks[wait->ns][covered(wait, i)].purges--;
+}
+
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status)
 {
     if (status < 0)
@@ -244,6 +250,28 @@ void sim_note_places(struct sim *sim)
             place = place_of(sim->store, sim->ns[ns], &key);
             if (place.known)
                 block->place = place;
+        }
+}
+
+/* A power loss may have undone a move, so places are taken anew after a recovery. Where a block was
+ * stored again after its flush, and another record than the flushed one has been found, that one
+ * need not be durable, and the flushed one may go with its segment: nothing is demanded. */
+void sim_places_again(struct sim *sim)
+{
+    sim_note_places(sim);
+    for (uint32_t ns = 0; ns < SIM_NS; ns++)
+        for (uint32_t i = 0; i < SIM_BLOCKS; i++) {
+            struct sim_block *block = &sim->blocks[ns][i];
+            struct kvt_msg_key key = sim_key(ns, i);
+            struct place place;
+
+            if (!block->durable || block->last_commit < block->durable)
+                continue;
+            place = place_of(sim->store, sim->ns[ns], &key);
+            if (place.known &&
+                (place.root != block->place.root || place.segment != block->place.segment ||
+                 place.generation != block->place.generation))
+                block->durable = 0;
         }
 }
 

@@ -44,6 +44,7 @@ enum name_kind { NAME_CREATED, NAME_HIDDEN, NAME_MOVED };
 struct name_op {
     enum name_kind kind;
     int inode;
+    bool pair; /* with the next one: both, or none */
     char from[KVT_IO_NAME_MAX], to[KVT_IO_NAME_MAX];
 };
 
@@ -318,6 +319,8 @@ static int power_rename(struct kvt_io *io, const char *from, const char *to)
     rc = power->inner->ops->rename(power->inner, from, to);
     if (rc)
         return rc;
+    if (old >= 0) /* there is always one file of that name: the old, or the new */
+        power->names[power->name_count - 1].pair = true;
     number = number_of(power, from);
     memcpy(power->inodes[number].name, to, strlen(to) + 1);
     note_name(power, NAME_MOVED, number, from, to);
@@ -658,6 +661,8 @@ uint32_t power_io_loss(struct kvt_io *io, enum power_loss loss, struct kvt_rng *
         keep = 0;
     else
         keep = (int)kvt_rng_below(rng, (uint64_t)power->name_count + 1);
+    if (keep && power->names[keep - 1].pair)
+        keep--;
     while (power->name_count > keep)
         undo_name(power, &power->names[--power->name_count]);
     (void)power_sync_dir(io);
