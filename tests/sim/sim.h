@@ -228,7 +228,7 @@ void sim_purge_sent(struct sim *sim, const struct sim_wait *wait);
 void sim_purge_refused(struct sim *sim, const struct sim_wait *wait);
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
 void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
-void sim_note_places(struct sim *sim); /* before a life ends: blocks may have been moved */
+void sim_note_places(struct sim *sim);  /* before a life ends: blocks may have been moved */
 void sim_places_again(struct sim *sim); /* after a recovery */
 void sim_forget_durable(struct sim *sim);
 /* What must be there in the life that begins now: acknowledged by a flush, with all that come
