@@ -2,7 +2,7 @@
 # Every test from nothing: set-up, llama.cpp and the model, four builds (release, address and
 # undefined sanitizers, thread sanitizer, fuzzers), then one ctest run over all of them; a line of
 # JSON with what was tried to break the store, and ctest's summary, are the last things printed.
-# KVT_TEST_LLAMA=0 leaves llama.cpp out, and says so. KVT_FUZZ_SECONDS (40): for each fuzzer.
+# KVT_TEST_LLAMA=0 leaves llama.cpp out, and says so. KVT_FUZZ_SECONDS (60): for each fuzzer.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
