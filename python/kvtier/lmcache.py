@@ -257,6 +257,7 @@ class KvtierConnector:
             chunks = self._of_size(size)
             good = save(chunks.store, chunks.staging, [self._hash(keys[i]) for i in some],
                         [views[i] for i in some])
+            _log.debug("kvtier: %d chunks of %d bytes stored", sum(good), size)
             for number, fine in zip(some, good):
                 out[number] = fine
         if not all(out):

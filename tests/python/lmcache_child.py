@@ -12,7 +12,7 @@ import time
 
 
 def wait_for(port, pid):
-    for _ in range(1800):
+    for _ in range(6000):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import select
 import signal
 import socket
@@ -60,7 +61,7 @@ class Client:
         self.told = {}
 
     def result(self, number):
-        for _ in range(600):
+        for _ in range(6000):
             if number in self.told:
                 return self.told.pop(number)
             if select.select([self.plug.event_fd()], [], [], 0.1)[0]:
@@ -195,7 +196,7 @@ def test_lmcaches_own_adapter_over_it(tmp_path):
             self.byte_array = memoryview(data)
 
     def until(what):
-        for _ in range(600):
+        for _ in range(6000):
             if (out := what()) not in (None, {}):
                 return out
             time.sleep(0.1)
@@ -235,6 +236,7 @@ class Server:
                    "class_name": "KvtierConnector", "adapter_params": params(store)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", "import logging, sys; logging.basicConfig(level=logging.INFO); "
+             "logging.getLogger('kvtier.lmcache').setLevel(logging.DEBUG); "
              "from lmcache.cli.main import main; sys.exit(main())", "server",
              "--host", "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1",
              "--http-port", str(free_port()), "--l1-size-gb", "1", "--eviction-policy", "LRU",
@@ -242,19 +244,23 @@ class Server:
              "--l2-adapter", json.dumps(adapter)], stdout=open(log, "wb"),
             stderr=subprocess.STDOUT, env={**os.environ, "LMCACHE_TRACK_USAGE": "false"})
 
-    def until(self, text):
-        for _ in range(1200):
-            if text in self.log.read_text(errors="replace"):
+    def until_stored(self, count):
+        """Until so many chunks are; LMCache queues them for its second level."""
+        for _ in range(6000):
+            said = re.findall(r"kvtier: (\d+) chunks of \d+ bytes stored",
+                              self.log.read_text(errors="replace"))
+            if sum(map(int, said)) >= count:
                 return
             assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
             time.sleep(0.1)
-        raise AssertionError(f"no {text!r}: " + self.log.read_text(errors="replace")[-6000:])
+        raise AssertionError(f"{count} chunks are not stored: " +
+                             self.log.read_text(errors="replace")[-6000:])
 
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:
-                self.process.wait(60)
+                self.process.wait(300)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -262,7 +268,7 @@ class Server:
 
 def ask(server, model, prompts):
     done = subprocess.run(
-        [sys.executable, HERE / "lmcache_child.py"], capture_output=True, text=True, timeout=600,
+        [sys.executable, HERE / "lmcache_child.py"], capture_output=True, text=True, timeout=1500,
         input=json.dumps({"model": model, "port": server.port, "pid": server.process.pid,
                           "ask": prompts}), env={
             **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -297,8 +303,7 @@ def test_vllm_finds_its_prompt_after_a_restart_of_the_server(tiny, tmp_path):
     try:
         cold, native = ask(server, tiny, [prompt, prompt])
         assert cold["cached"] == 0 and native["cached"] == 384
-        server.until("kvtier: chunks of")
-        time.sleep(2)  # chunks that LMCache has queued for its second level
+        server.until_stored(384 // 64)
     finally:
         server.stop()
     server = Server(tmp_path / "store", tmp_path / "second.log")
