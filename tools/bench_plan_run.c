@@ -174,8 +174,8 @@ static int warm_up(struct bench_plan *b)
 
 static int measure_cell(struct bench_plan *b, uint32_t r, uint32_t i)
 {
-    struct sample computed[BENCH_PLAN_REPS_MAX], loaded[BENCH_PLAN_REPS_MAX],
-        planned[BENCH_PLAN_REPS_MAX];
+    struct sample computed[BENCH_PLAN_REPS_MAX] = {0}, loaded[BENCH_PLAN_REPS_MAX] = {0},
+                  planned[BENCH_PLAN_REPS_MAX] = {0};
     struct bench_plan_cell *cell = &b->cells[r][i];
     double expected = b->rates[r] > 0 ? b->token_bytes * (double)b->lengths[i] / b->rates[r] : 0;
     bool load = expected <= HOPELESS * b->recompute_s[i];
