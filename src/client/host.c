@@ -122,6 +122,7 @@ static int remote_open(struct kvt_host *host, char *error, size_t error_len)
         .auth_file = file_or_null(settings->remote_auth),
         .mac_file = file_or_null(settings->remote_mac),
         .ca_file = file_or_null(settings->remote_ca),
+        .cap_bytes = settings->remote_cap == KVT_AUTO ? 0 : settings->remote_cap,
         .ttl_ns = settings->remote_ttl == KVT_AUTO ? 0 : (int64_t)settings->remote_ttl,
         .log = host->log};
     if (!settings->remote[0])

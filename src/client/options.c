@@ -132,6 +132,9 @@ static const struct kvt_option options[] = {
      "records put there live so long; none: as long as the server keeps them"},
     {"remote_queue", T_SIZE, AT(remote_queue), "16MiB", NULL, 64 * KIB, 64 * TIB,
      "bytes of records on their way there at a time; they stay in dram meanwhile"},
+    {"remote_cap", T_SIZE, AT(remote_cap), "none", "none", 1024 * KIB, 1024 * TIB,
+     "bytes that a shared directory may hold: one of its users removes what was not used for "
+     "longest"},
     {"plan_remote", T_SIZE, AT(plan_remote), "1GiB", NULL, 1024 * KIB, 64 * TIB,
      "start value of kvt_plan(): record bytes a second that loads from the shared tier reach"},
     {"remote_mac", T_FILE, AT(remote_mac), "none", NULL, 0, 0,

@@ -78,6 +78,7 @@ static const char *const store_keys[] = {
     "remote_queue",
     "remote_mac",
     "remote_ca",
+    "remote_cap",
 };
 
 static const char *const levels[] = {[KVT_LOG_ERROR] = "error",

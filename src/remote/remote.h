@@ -100,11 +100,13 @@ struct kvt_remote {
 /* What an option says: where, and how. Strings are borrowed until kvt_remote_tier_open() returns.
  */
 struct kvt_remote_params {
-    const char *where;     /* "redis://host:port,host:port" and so on: remote_url.h */
-    const char *auth_file; /* "password" or "user password" in one line; NULL: none */
-    const char *mac_file;  /* key of the MAC, 32 bytes at least; NULL: no MAC */
-    const char *ca_file;   /* certificates trusted, PEM; NULL: the system's */
-    int64_t ttl_ns;        /* records live so long; 0: as the server thinks */
+    const char *where;       /* "redis://host:port,host:port" and so on: remote_url.h */
+    const char *auth_file;   /* "password" or "user password" in one line; NULL: none */
+    const char *mac_file;    /* key of the MAC, 32 bytes at least; NULL: no MAC */
+    const char *ca_file;     /* certificates trusted, PEM; NULL: the system's */
+    uint64_t cap_bytes;      /* of a shared directory; 0: whatever there is room for */
+    int64_t clean_period_ns; /* a test's hook; 0: as ever */
+    int64_t ttl_ns;          /* records live so long; 0: as the server thinks */
     struct kvt_log log;
 };
 

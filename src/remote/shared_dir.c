@@ -11,8 +11,8 @@
  *  4. Directories that we make are 0700, files 0600; a link is not followed at a file's name.
  *  5. A request that is over before its turn is not begun; one that the file server holds up ends
  *     late, and the store has given up on it by then (remote.h, rule 1). stop() waits for those.
- * Threads: THREADS of its own, one request each. Allocates at open only. Does not: bound the
- * directory's size; that is for who owns it (docs/remote.md).
+ * Threads: THREADS of its own, one request each. Allocates at open only. The directory's
+ * size is bounded by one of all that use it: shared_clean.c.
  */
 #include "remote/shared_dir.h"
 
@@ -25,6 +25,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "remote/shared_clean.h"
 #include "remote/shared_files.h"
 
 #define THREADS 8u
@@ -32,6 +33,7 @@
 struct shared_dir {
     struct kvt_remote remote;
     struct kvt_shared_files files;
+    struct kvt_shared_clean clean;
     _Atomic uint64_t failing; /* requests in a row that failed for the file system's reasons */
     pthread_t threads[THREADS];
     uint32_t thread_count;
@@ -145,6 +147,7 @@ static void dir_stop(struct kvt_remote *remote)
     shared->stopping = true;
     pthread_cond_broadcast(&shared->more);
     pthread_mutex_unlock(&shared->lock);
+    kvt_shared_clean_stop(&shared->clean);
     while (shared->thread_count)
         (void)pthread_join(shared->threads[--shared->thread_count], NULL);
 }
@@ -209,6 +212,9 @@ int kvt_shared_dir_open(const struct kvt_remote_params *params, const struct kvt
         shared->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
         rc = shared->done_fd < 0 ? -errno : threads_start(shared);
     }
+    if (!rc)
+        rc = kvt_shared_clean_start(&shared->clean, &shared->files, params->cap_bytes,
+                                    params->clean_period_ns);
     if (rc) {
         dir_destroy(&shared->remote);
         return rc;

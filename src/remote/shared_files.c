@@ -11,10 +11,12 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "kvtier/error.h"
 
+#define NOTE_S 3600
 #define PATH_ROOM 256u /* below the root */
 #define READ_MODE (O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
 
@@ -104,6 +106,18 @@ static int read_whole(int fd, struct kvt_remote_req *req, uint8_t *mac, size_t m
     return 0;
 }
 
+/* For the cleaner: when it was read last, to the hour, however the file system is mounted. */
+static void note_use(int fd, const struct stat *st)
+{
+    const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
+    struct timespec now;
+
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    if (now.tv_sec - st->st_atim.tv_sec > NOTE_S && now.tv_sec - st->st_mtim.tv_sec > NOTE_S &&
+        futimens(fd, times) != 0)
+        return; /* somebody else's file: its age is what it is */
+}
+
 static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req)
 {
     size_t mac_len = shared->mac.on ? KVT_REMOTE_MAC_BYTES : 0;
@@ -121,6 +135,8 @@ static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req
         rc = KVT_E_STALE;
     else
         rc = read_whole(fd, req, mac, mac_len);
+    if (!rc)
+        note_use(fd, &st);
     (void)close(fd);
     return rc ? rc : kvt_remote_unseal(&shared->mac, req, mac);
 }

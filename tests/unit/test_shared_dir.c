@@ -13,8 +13,10 @@
 #include <ftw.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/rng.h"
@@ -210,6 +212,7 @@ static void writer(uint64_t seed)
     struct kvt_rng rng = {seed};
     char error[512];
 
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (kvt_remote_tier_open(&params, &remote, error, sizeof(error)) != 0)
         _exit(1);
     for (;;) {
@@ -271,6 +274,124 @@ static void test_writers_that_are_killed(void **state)
     assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
 }
 
+/* ---- the cleaner --------------------------------------------------------------------------- */
+
+#define PERIOD_NS INT64_C(50000000)
+
+static void open_clean(struct remote_help *one, uint64_t records)
+{
+    char error[512] = "";
+
+    memset(one, 0, sizeof(*one));
+    one->deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    one->params = (struct kvt_remote_params){.where = where,
+                                             .cap_bytes = records * PAGES * KVT_PAGE_BYTES,
+                                             .clean_period_ns = PERIOD_NS};
+    if (kvt_remote_tier_open(&one->params, &one->remote, error, sizeof(error)) != 0)
+        fail_msg("%s", error);
+}
+
+static bool lease(char *text, size_t len)
+{
+    char path[200];
+    FILE *file;
+    size_t got = 0;
+
+    snprintf(path, sizeof(path), "%s/kvt0/cleaner", dir);
+    file = fopen(path, "r");
+    if (file) {
+        got = fread(text, 1, len - 1, file);
+        fclose(file);
+    }
+    text[got] = '\0';
+    return got > 0;
+}
+
+/* A record that was used so many seconds ago. */
+static void age(uint64_t number, long seconds)
+{
+    struct timespec times[2];
+    char path[400];
+
+    assert_int_equal(clock_gettime(CLOCK_REALTIME, &times[0]), 0);
+    times[0].tv_sec -= seconds;
+    times[1] = times[0];
+    path_of(number, path, sizeof(path));
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+/* Down to the cap and a bit below, the longest unused first; what was read is used; what is not a
+ * record, and what is being written, stays; what a dead writer has left goes. */
+static void test_the_cleaner_keeps_the_cap(void **state)
+{
+    char path[200], left[200];
+    uint32_t there;
+    FILE *file;
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    for (uint64_t number = 1; number <= KEYS; number++)
+        age(number, (long)(100000 - 1000 * number));
+    assert_int_equal(remote_help_get_many(&help, NS, 1, 5, PAGES, NULL), 5); /* the oldest five */
+    snprintf(path, sizeof(path), "%s/kvt0/tmp/new", dir);
+    snprintf(left, sizeof(left), "%s/kvt0/tmp/old", dir);
+    for (int i = 0; i < 2; i++) {
+        file = fopen(i ? left : path, "w");
+        assert_non_null(file);
+        fclose(file);
+    }
+    assert_int_equal(
+        utimensat(AT_FDCWD, left, (const struct timespec[2]){{.tv_sec = 1}, {.tv_sec = 1}}, 0), 0);
+    open_clean(&other, 20);
+    /* counted without being read: that would be a use. Besides: the lease, "new", a file for a
+     * moment */
+    for (int i = 0; i < 600 && files() > 23; i++)
+        rig_sleep_ms(50);
+    rig_sleep_ms(300); /* a pass under way ends */
+    there = remote_help_probe(&help, NS, 1, KEYS, NULL);
+    assert_true(there >= 17 && there <= 20);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, 5, PAGES, NULL), 5);
+    assert_int_equal(remote_help_probe(&help, NS, 6, 10, NULL), 0);
+    assert_int_equal(remote_help_get_many(&help, NS, KEYS - 11, 12, PAGES, NULL), 12);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_not_equal(access(left, F_OK), 0);
+}
+
+/* One at a time; who leaves gives the lease back, who dies loses it. */
+static void test_one_cleaner_at_a_time(void **state)
+{
+    char mine[160] = "", now[160] = "", dead[160] = "";
+    pid_t pid;
+
+    (void)state;
+    pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        open_clean(&help, 1000);
+        for (;;)
+            pause();
+    }
+    for (int i = 0; i < 600 && !lease(dead, sizeof(dead)); i++)
+        rig_sleep_ms(50);
+    assert_true(dead[0]);
+    open_clean(&help, 1000);
+    open_clean(&other, 1000);
+    rig_sleep_ms(300); /* alive it renews its lease: usually nobody takes it, and somebody has it */
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    for (int i = 0; i < 600; i++) {
+        if (lease(mine, sizeof(mine)) && strcmp(mine, dead) != 0)
+            break;
+        rig_sleep_ms(50);
+    }
+    assert_string_not_equal(mine, dead);
+    remote_help_close(&help);
+    remote_help_close(&other);
+    assert_false(lease(now, sizeof(now)));
+}
+
 /* Two caches over one directory, through the public API. */
 static void test_two_caches(void **state)
 {
@@ -310,6 +431,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_directories_that_cannot_be_used, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_over_before_it_began, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_writers_that_are_killed, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_the_cleaner_keeps_the_cap, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_one_cleaner_at_a_time, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_two_caches, begin, tear_down),
     };
 

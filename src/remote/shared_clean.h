@@ -1,0 +1,33 @@
+/* Keeping a shared directory within a size: one process of all that use it cleans, elected by a
+ * lease (a file). Threads: one of its own. */
+#ifndef KVT_REMOTE_SHARED_CLEAN_H
+#define KVT_REMOTE_SHARED_CLEAN_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "remote/shared_files.h"
+
+struct kvt_shared_clean {
+    struct kvt_shared_files *files;
+    uint64_t cap_bytes;
+    int64_t period_ns;
+    char token[128]; /* what the lease says when it is ours */
+    pthread_t thread;
+    bool running;
+    pthread_mutex_t lock;
+    pthread_cond_t again;
+    bool stopping;                    /* under the lock */
+    _Atomic uint64_t passes, removed; /* of this process */
+};
+
+/* cap_bytes 0: nothing is cleaned. period_ns 0: ten seconds. The lease is lost when it has not been
+ * renewed for six of them. 0, -errno. stop() is due in any case. */
+__attribute__((warn_unused_result)) int kvt_shared_clean_start(struct kvt_shared_clean *clean,
+                                                               struct kvt_shared_files *files,
+                                                               uint64_t cap_bytes,
+                                                               int64_t period_ns);
+void kvt_shared_clean_stop(struct kvt_shared_clean *clean);
+
+#endif
