@@ -158,7 +158,7 @@ void redis_rig_run(struct redis_rig *rig, unsigned node)
              "3600 1000000", rig->options);
     if (rig->cluster)
         snprintf(command + strlen(command), sizeof(command) - strlen(command),
-                 " --cluster-enabled yes --cluster-node-timeout 2000 --cluster-config-file "
+                 " --cluster-enabled yes --cluster-node-timeout 60000 --cluster-config-file "
                  "nodes.%u.conf",
                  node);
     rig->pids[node] = spawn(command, -1);
