@@ -79,7 +79,7 @@ class Engine:
     def settle(self):
         began = time.monotonic()
         while self.manager.has_pending_work():
-            assert time.monotonic() - began < 60, "transfers do not end"
+            assert time.monotonic() - began < 300, "transfers do not end"
             self.step()
 
     def request(self, keys, name=None):
@@ -417,7 +417,7 @@ def tiny(tmp_path_factory):
 def child(model, store, steps):
     job = {"model": model, "tier": ours(store, level="raw", dram="0"), "steps": steps}
     done = subprocess.run([sys.executable, HERE / "vllm_tier_child.py"], input=json.dumps(job),
-                          capture_output=True, text=True, timeout=600, env={
+                          capture_output=True, text=True, timeout=1500, env={
                               **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
                               "TORCHDYNAMO_DISABLE": "1"})
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-8000:]

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
@@ -92,10 +93,11 @@ def ask(llm, tokens, sampling):
 def settle(llm, tier):
     """Stores are made in the steps after a request: let them all end."""
     core = llm.llm_engine.engine_core.engine_core
-    for _ in range(200):
+    for _ in range(30000):
         core.step()
         if not tier._jobs and not core.scheduler.connector.connector_scheduler.manager._jobs:
             return
+        time.sleep(0.01)
     raise RuntimeError("stores do not end")
 
 
