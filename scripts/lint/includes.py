@@ -17,7 +17,7 @@ ALLOWED = {
     "src/remote": {"base", "format", "remote"},
     "src/store": {"base", "format", "io", "plan", "remote", "store"},
     "src/client": {"base", "format", "codec", "plan", "client", "store/owner.h",
-                   "io/io.h", "gpu/gpu.h", "gpu/gds.h", "gpu/gds_read.h", "remote/remote.h"},
+                   "io/io.h", "gpu/gpu.h", "gpu/gds.h", "gpu/gds_read.h", "gpu/tune.h", "remote/remote.h"},
     "src/daemon": {"base", "format", "daemon", "store/owner.h", "io/io.h", "remote/remote.h", "client/host.h",
                    "client/settings.h", "client/options.h", "client/pin.h", "client/link.h"},
     "src/gpu": {"base", "format", "codec", "gpu"},

@@ -264,6 +264,7 @@ int kvt_open(const struct kvt_config *config, struct kvt_cache **out, char *erro
     kvt_link_init(&cache->link, "");
     (void)snprintf(cache->gpu_state, sizeof(cache->gpu_state), "not asked for");
     (void)snprintf(cache->gds_state, sizeof(cache->gds_state), "off: no pool in GPU memory");
+    (void)snprintf(cache->gpu_paths, sizeof(cache->gpu_paths), "all by the copy engine");
     lists_init(cache);
     struct kvt_fsize_guard guard;
     kvt_fsize_hold(&guard);

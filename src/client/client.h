@@ -310,11 +310,13 @@ struct kvt_cache {
     uint32_t worker_count;
     pthread_t reply_thread;
     bool reply_running;
-    const char *gpu_library;  /* the CUDA driver; NULL: where it usually is. Set by tests */
-    const char *gds_library;  /* cuFile, likewise */
-    bool gds_any;             /* a test's: direct loads by whatever path cuFile takes */
-    uint64_t gds_probe_bytes; /* a test's; 0: as usual */
-    pthread_mutex_t gpu_lock; /* lanes and their stages (gpu_pool.c); taken before lock */
+    const char *gpu_library;          /* the CUDA driver; NULL: where it usually is. Set by tests */
+    const char *gds_library;          /* cuFile, likewise */
+    bool gds_any;                     /* a test's: direct loads by whatever path cuFile takes */
+    uint64_t gds_probe_bytes;         /* a test's; 0: as usual */
+    uint32_t gpu_tune_runs;           /* a test's; 0: as usual */
+    struct kvt_clock *gpu_tune_clock; /* a test's; NULL: ours */
+    pthread_mutex_t gpu_lock;         /* lanes and their stages (gpu_pool.c); taken before lock */
     struct kvt_lane *lanes;
 
     pthread_mutex_t lock; /* everything below */
@@ -372,6 +374,7 @@ struct kvt_cache {
     struct kvt_client_counters counters_seen; /* the owner's copy, for the file "stats" */
     char gpu_state[256]; /* of the last pool registered in GPU memory, as a sentence */
     char gds_state[512]; /* of direct loads into the device opened last */
+    char gpu_paths[256]; /* how small jobs go on it */
 };
 
 /* cache.c: take the lock for an API call. 0 with the lock held; KVT_E_CLOSED without (closing, or

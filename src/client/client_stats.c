@@ -25,7 +25,7 @@ struct snapshot {
     uint32_t roots_known; /* behind the numbers */
     struct kvt_client_counters client;
     uint64_t requests_active, requests_held, blocks_held, threads, arena_bytes, arena_pinned;
-    char gpu_state[256], gds_state[512], daemon_state[512], pin_text[160];
+    char gpu_state[256], gds_state[512], gpu_paths[256], daemon_state[512], pin_text[160];
     bool remote, huge;
     bool answered;    /* by the store */
     char *roots_text; /* remote: what the kvtierd says of its roots; `roots` points into it */
@@ -107,6 +107,7 @@ static int take(struct kvt_cache *cache, struct snapshot *snapshot)
     }
     memcpy(snapshot->gpu_state, cache->gpu_state, sizeof(snapshot->gpu_state));
     memcpy(snapshot->gds_state, cache->gds_state, sizeof(snapshot->gds_state));
+    memcpy(snapshot->gpu_paths, cache->gpu_paths, sizeof(snapshot->gpu_paths));
     snapshot->remote = cache->remote;
     memcpy(snapshot->daemon_state, cache->daemon_state, sizeof(snapshot->daemon_state));
     char pin[160];
@@ -338,6 +339,7 @@ static int stats_each(struct kvt_cache *cache, bool roots, kvt_stats_fn fn, void
        "off: every lookup misses, every store does nothing; shadow: stores, loads nothing");
     fn(arg, "gpu.state", 0, snapshot.gpu_state,
        "the GPU of the last pool in GPU memory, or why not");
+    fn(arg, "gpu.paths", 0, snapshot.gpu_paths, "which way blocks take between DRAM and the GPU");
     fn(arg, "gpu.gds.state", 0, snapshot.gds_state,
        "how loads from disk reach GPU memory past DRAM, or why they do not");
     fn(arg, "daemon.state", 0, snapshot.remote ? snapshot.daemon_state : "none: store=process",

@@ -201,8 +201,13 @@ static int submit(struct kvt_lane *lane, struct kvt_lane_batch *batch,
                   struct kvt_lane_flight *flight)
 {
     const struct kvt_settings *settings = lane->cache->settings;
+    uint32_t record_bytes = flight->blocks.count > 0
+                                ? (uint32_t)(batch->bytes / flight->blocks.count)
+                                : 0; /* nearly: some may have ended */
     struct kvt_gpu_order order = {
-        .path = batch->staged ? KVT_GPU_PATH_STAGED : KVT_GPU_PATH_COPY,
+        .path = batch->staged ? KVT_GPU_PATH_STAGED
+                              : kvt_gpu_tuned_path(&lane->tuned, batch->kind == KVT_REQ_STORE,
+                                                   record_bytes, flight->blocks.count),
         .guard = settings->guard,
         .ctas =
             (uint32_t)(batch->kind == KVT_REQ_LOAD ? settings->gpu_ctas : settings->gpu_store_ctas),

@@ -4,6 +4,7 @@
 
 #include "client/gpu_lane.h"
 #include "gpu/gpu.h"
+#include "gpu/tune.h"
 
 #define KVT_LANE_FLIGHTS 4u
 #define KVT_LANE_RECORDS_MAX 1024u    /* of one job */
@@ -75,6 +76,7 @@ struct kvt_lane {
     void **events;                 /* one per request, for streams that it waits for */
     struct kvt_lane_stage *stages; /* under cache->gpu_lock */
     struct kvt_lane_gds *gds;      /* NULL: no direct loads; set while the lane opens */
+    struct kvt_gpu_tuned tuned;    /* constant once the lane is open */
 
     /* under the cache's lock */
     bool stop;
@@ -134,6 +136,10 @@ bool kvt_layers_due(struct kvt_lane *lane, int64_t *until);
 void kvt_layers_run(struct kvt_lane *lane);
 
 void *kvt_lane_main(void *lane);
+
+/* gpu_paths.c. Measure which path small jobs take, or remember it: lane->tuned. Not locked; blocks.
+ * 0; KVT_E_DEVICE. */
+int kvt_paths_open(struct kvt_lane *lane);
 
 /* gpu_gds.c. Find out whether the drives of all roots are to be read directly into this device, and
  * start the threads that do; lane->gds stays NULL where they are not. Not locked; blocks for the

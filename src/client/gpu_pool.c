@@ -125,6 +125,8 @@ static int lane_open(struct kvt_cache *cache, int device, struct kvt_lane **out,
         rc = lane_start(lane);
     }
     if (rc == 0)
+        rc = kvt_paths_open(lane);
+    if (rc == 0)
         rc = kvt_gds_open(lane, reason, len);
     if (rc == 0 && cache->lanes == NULL)
         rc = pin_arena(lane, reason, len);

@@ -117,6 +117,8 @@ static const struct kvt_option options[] = {
      "record bytes that one launch of a GPU kernel takes; three times as much is staging memory"},
     {"gpu_pace", T_SIZE, AT(gpu_pace), "none", "none", 1024 * KIB, 64 * TIB,
      "record bytes a second that a GPU's loads and stores are held to; none: as fast as it goes"},
+    {"gpu_tune", T_BOOL, AT(gpu_tune), "no", NULL, 0, 1,
+     "yes: measure once which path small jobs of a GPU take; no: all go by the copy engine"},
     {"gds", T_PIN, AT(gds), "off", NULL, 0, 0,
      "loads from disk into GPU memory past DRAM: auto (where that is faster), required, off"},
     {"remote", T_REMOTE, AT(remote), "none", NULL, 0, 0,

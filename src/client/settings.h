@@ -61,6 +61,7 @@ struct kvt_settings {
     int direct;             /* -1 auto, 0 off, 1 required */
     int pin;                /* enum kvt_pin_setting */
     int gds;                /* likewise */
+    int gpu_tune;
     int io;                 /* enum kvt_io_backend */
     int io_register;        /* register dram with the ring */
     int write;              /* enum kvt_write, never DEFAULT */

@@ -151,6 +151,8 @@ int api_try_register(struct api *api)
     api->cache->gpu_library = api->library;
     api->cache->gds_library = api->gds_library;
     api->cache->gds_any = api->gds_any;
+    api->cache->gpu_tune_runs = api->tune_runs;
+    api->cache->gpu_tune_clock = api->tune_clock;
     api->cache->gds_probe_bytes = 1u << 20; /* what is proved with; nobody measures here */
     assert_int_equal(kvt_ns_open(api->cache, &api->identity, &api->layout, &api->ns), 0);
     return kvt_pool_register(api->cache, &api->layout, &api->device_desc, &api->pool);

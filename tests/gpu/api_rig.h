@@ -49,6 +49,8 @@ struct api {
     const char *gds_library;
     bool gds_any;          /* direct loads by whatever path cuFile takes */
     const char *disk_size; /* NULL: 1GiB */
+    uint32_t tune_runs;    /* kvt_cache.gpu_tune_runs, gpu_tune_clock */
+    struct kvt_clock *tune_clock;
     char config[512];
     char log[4096];
     struct kvt_cache *cache;
