@@ -62,9 +62,9 @@ struct kvt_settings {
     int pin;                /* enum kvt_pin_setting */
     int gds;                /* likewise */
     int gpu_tune;
-    int io;                 /* enum kvt_io_backend */
-    int io_register;        /* register dram with the ring */
-    int write;              /* enum kvt_write, never DEFAULT */
+    int io;          /* enum kvt_io_backend */
+    int io_register; /* register dram with the ring */
+    int write;       /* enum kvt_write, never DEFAULT */
     int disk_required;
     int guard;
     int enabled;

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -149,11 +150,23 @@ void kvt_gds_stream_free(struct kvt_gds_reader *reader, void *stream)
 int kvt_gds_file_open(struct kvt_gds_reader *reader, const char *path, struct kvt_gds_file *file)
 {
     struct kvt_cufile own = reader->cufile;
+    struct stat there, opened;
     file->handle = NULL;
-    file->fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NOFOLLOW);
+    file->fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
     if (file->fd < 0)
         return -errno;
-    int status = kvt_gpu_enter(reader->gpu);
+    /* Not by O_NOFOLLOW: it stays among the descriptor's flags, and cuFile refuses it (5019). */
+    int status = lstat(path, &there) != 0 || fstat(file->fd, &opened) != 0 ? -errno : 0;
+    if (status == 0 &&
+        (!S_ISREG(there.st_mode) || there.st_dev != opened.st_dev || there.st_ino != opened.st_ino))
+        status = -ELOOP;
+    if (status == 0 && fcntl(file->fd, F_SETFL, O_DIRECT) != 0)
+        status = -errno;
+    if (status != 0) {
+        (void)close(file->fd);
+        return status;
+    }
+    status = kvt_gpu_enter(reader->gpu);
     if (status == 0) {
         status = kvt_cufile_file(&own, file->fd, &file->handle);
         kvt_gpu_leave(reader->gpu);

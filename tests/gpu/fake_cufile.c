@@ -7,6 +7,7 @@
 #include "gpu/fake_cufile.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,6 +69,9 @@ EXPORT struct kvt_cf_error cuFileDriverGetProperties(struct kvt_cf_properties *p
 EXPORT struct kvt_cf_error cuFileHandleRegister(void **handle, struct kvt_cf_descriptor *descriptor)
 {
     int code = fake_cufile.handle_code != 0 ? fake_cufile.handle_code : KVT_CF_INTERNAL;
+    /* As 1.15 does on an H200: O_DIRECT it wants, and any flag that it does not know it refuses. */
+    if ((fcntl(descriptor->handle.fd, F_GETFL) & (O_NOFOLLOW | O_NONBLOCK)) != 0)
+        return result(5019);
     pthread_mutex_lock(&lock);
     for (int i = 0; i < HANDLES && fake_cufile.handle_code == 0; i++) {
         if (files[i] != 0)
