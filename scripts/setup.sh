@@ -32,9 +32,6 @@ need_demo() { # llama.cpp's sources and the model come as packages of PyPI
     python3 -m pip --version >/dev/null 2>&1 || packages+=(python3-pip)
     [ -e /etc/ssl/certs/ca-certificates.crt ] || packages+=(ca-certificates)
 }
-need_servers() { # what tests of the shared tier start on loopback; skipped where it is not there
-    have_program redis-server || packages+=(redis-server)
-}
 need_engines() { # an environment of Python for the wheel and the engines
     python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || packages+=(python3-venv)
 }
@@ -51,7 +48,7 @@ case $step in
 build) need_build ;;
 demo) need_build; need_demo ;;
 lint) need_build; need_lint ;;
-test) need_build; need_demo; need_lint; need_servers ;;
+test) need_build; need_demo; need_lint ;;
 engines) need_build; need_demo; need_engines ;;
 *) echo "setup.sh: unknown step '$step': build, demo, lint, test or engines" >&2; exit 2 ;;
 esac
@@ -69,6 +66,10 @@ fi
 # What is only wanted is tried where that asks nobody, before the first build.
 if [ "$may_install" = no ] || [ -e "$(dirname "$0")/../build/CMakeCache.txt" ]; then
     optional=()
+fi
+# What tests of the shared tier start on loopback; where it cannot be had they are skipped.
+if [ "$step" = test ] && [ "$may_install" = yes ] && ! have_program redis-server; then
+    optional+=(redis-server)
 fi
 [ $((${#packages[@]} + ${#optional[@]})) -gt 0 ] || exit 0
 mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sed '/^$/d' | sort -u)
