@@ -1,7 +1,7 @@
 """Shared by the tests with the real vLLM: tiny models whose output depends on their cache, runs in
 processes of their own (vllm_child.py), and what damages a store.
 
-    vllm_rig.py flip DIR    one byte in every 4 KiB of the records of a store, in place
+    vllm_rig.py flip DIR [AT]   one byte in every 4 KiB of the records of a store, or at AT alone
 """
 import json
 import os
@@ -116,26 +116,27 @@ def same(one, other, rounding=0.0):
     return worst
 
 
-def flip(where):
-    """One byte in every 4 KiB of each file of records, but for its first 64 KiB; how many."""
+def flip(where, at=None):
+    """One byte in every 4 KiB of each file of records, but for its first 64 KiB, or the byte at `at`
+    alone; how many."""
     count = 0
     for path in pathlib.Path(where).rglob("*"):
         if not path.is_file() or path.stat().st_size < 1 << 20:
             continue
         with open(path, "r+b") as file:
             data = bytearray(file.read())
-            for at in range(65536 + 777, len(data), 4096):
-                data[at] ^= 0x10
+            for place in [at] if at else range(65536 + 777, len(data), 4096):
+                data[place] ^= 0x10
                 count += 1
             file.seek(0)
             file.write(data)
     return count
 
 
-def flip_command(where):
+def flip_command(where, at=""):
     """For `between` of a job."""
-    return f"{sys.executable} {HERE / 'vllm_rig.py'} flip {where}"
+    return f"{sys.executable} {HERE / 'vllm_rig.py'} flip {where} {at}"
 
 
 if __name__ == "__main__":
-    sys.exit(0 if sys.argv[1] == "flip" and flip(sys.argv[2]) else 1)
+    sys.exit(0 if sys.argv[1] == "flip" and flip(sys.argv[2], *map(int, sys.argv[3:])) else 1)
