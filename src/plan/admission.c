@@ -3,7 +3,10 @@
  * The threshold of VALUE: bytes asked about lately, by value, are a histogram that fades. Of it,
  * from the top, as much is taken as the budget lets through in the same time; in the bucket where
  * that ends, a share by slices of time, so that equal values do not mean all or nothing. A full
- * bucket takes half more, an empty one half.
+ * bucket takes half more, an empty one half (of what was used once: twice as much, and nothing
+ * below FIRST_FROM). What was used twice comes before all that was used
+ * once, whatever the counted chances say: a first use tells little, and in the traces at hand the
+ * same bytes found more when they were spent on second uses.
  */
 #include "plan/admission.h"
 
@@ -31,10 +34,15 @@
 #define SLICE_SHIFT 28 /* a quarter of a second */
 #define PRIOR_AGAIN 1.0
 #define PRIOR_USED 2.0
-/* Buckets of value: 4 to an octave, from 2^-20 to 2^4 times the computing of a token for each KiB.
- */
-#define VALUE_STEPS 4.0
-#define VALUE_ONE 80.0
+/* Buckets of value: 2 to an octave, from 2^-20 to 2^4 times the computing of a token for each KiB;
+ * once for blocks of one use, and again, above all of these, for others. */
+#define VALUE_STEPS 2.0
+#define VALUE_ONE 40.0
+#define VALUE_HALF (KVT_ADMISSION_VALUES / 2)
+/* Of a full bucket: below it, only what was used twice is written. So the bytes of a quiet time are
+ * there when sessions come back, and are not spent on what nobody has asked for again. */
+#define FIRST_FROM 0.5
+#define BEGIN_AT 0.75 /* where what first uses get is what drips in */
 #define VALUE_BYTES 1024.0
 
 static void bucket_init(struct kvt_admission *admission, uint32_t root)
@@ -42,7 +50,7 @@ static void bucket_init(struct kvt_admission *admission, uint32_t root)
     struct kvt_bucket *bucket = &admission->buckets[root];
 
     bucket->most = (double)admission->params.bytes_a_day[root] / BURST;
-    bucket->level = bucket->most / 2;
+    bucket->level = bucket->most * BEGIN_AT;
     bucket->written = 0;
 }
 
@@ -258,11 +266,12 @@ static double value_of(const struct kvt_admission *admission,
     return expected_uses(admission, uses, block->first_pos) * saved / block->bytes;
 }
 
-static uint32_t value_class(const struct kvt_admission *admission, double value)
+static uint32_t value_class(const struct kvt_admission *admission, double value, bool again)
 {
     double at = VALUE_ONE + VALUE_STEPS * log2(value * VALUE_BYTES / admission->params.token_s);
+    uint32_t class = at < 0 ? 0 : at > VALUE_HALF - 1 ? VALUE_HALF - 1 : (uint32_t)at;
 
-    return at < 0 ? 0 : at > KVT_ADMISSION_VALUES - 1 ? KVT_ADMISSION_VALUES - 1 : (uint32_t)at;
+    return class + (again ? VALUE_HALF : 0);
 }
 
 /* A number in [0, 1) that is the tag's (or the slice of time's) own. */
@@ -276,10 +285,10 @@ static double draw(const struct kvt_admission *admission, uint64_t tag)
 }
 
 static bool worth_it(struct kvt_admission *admission, const struct kvt_admission_block *block,
-                     double value)
+                     double value, bool again)
 {
-    double left, most, day, above = 0, all = 0, share;
-    uint32_t class = value_class(admission, value);
+    double left, most, day, above = 0, all = 0, full, share;
+    uint32_t class = value_class(admission, value, again);
 
     if (!totals(admission, &left, &most, &day))
         return true;
@@ -290,7 +299,9 @@ static bool worth_it(struct kvt_admission *admission, const struct kvt_admission
         above += i > class ? admission->asked[i] : 0;
     }
     /* what was asked lately is a stream faded with this half-life: its sum is as long as 1/ln 2 */
-    share = day / DAY_NS * HALF_LIFE_NS / M_LN2 * (0.5 + KVT_MAX(left, 0.0) / most);
+    full = KVT_MAX(left, 0.0) / most;
+    share = day / DAY_NS * HALF_LIFE_NS / M_LN2 *
+            (again ? 0.5 + full : 2 * (full - FIRST_FROM) / (1 - FIRST_FROM));
     if (all <= share)
         return true;
     return draw(admission, (uint64_t)admission->now_ns >> SLICE_SHIFT) * admission->asked[class] <
@@ -313,7 +324,7 @@ enum kvt_verdict kvt_admission_ask(struct kvt_admission *admission,
     if (admission->params.admit == KVT_ADMIT_VALUE) {
         double value = value_of(admission, block, seen ? seen->uses : 1);
 
-        if (!(value > 0) || !worth_it(admission, block, value))
+        if (!(value > 0) || !worth_it(admission, block, value, seen && seen->uses > 1))
             return KVT_VERDICT_VALUE;
     }
     if (totals(admission, &left, &most, &day) && left < (double)committed + block->bytes)

@@ -78,7 +78,7 @@ struct kvt_admission {
     int64_t now_ns, faded_ns;
 };
 
-/* 0, -ENOMEM, KVT_E_INVAL. Starts with half of each bucket. */
+/* 0, -ENOMEM, KVT_E_INVAL. Starts with three quarters of each bucket. */
 __attribute__((warn_unused_result)) int
 kvt_admission_init(struct kvt_admission *admission, const struct kvt_admission_params *params,
                    int64_t now_ns);

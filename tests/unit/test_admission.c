@@ -125,10 +125,10 @@ static void the_bucket_holds_what_it_says(void **state)
     int64_t now = SECOND_NS;
     uint64_t written = 0, count = 0;
     begin(KVT_ADMIT_ALL, day);
-    assert_int_equal(kvt_admission_left(&admission), 1 << 19); /* half of it */
+    assert_int_equal(kvt_admission_left(&admission), 3 << 18); /* three quarters of it */
     assert_int_equal(ask(1, 0, 0, now), KVT_VERDICT_YES);
-    assert_int_equal(ask(1, 0, (1 << 19) - BYTES, now), KVT_VERDICT_YES);
-    assert_int_equal(ask(1, 0, (1 << 19) - BYTES + 1, now), KVT_VERDICT_BUDGET);
+    assert_int_equal(ask(1, 0, (3 << 18) - BYTES, now), KVT_VERDICT_YES);
+    assert_int_equal(ask(1, 0, (3 << 18) - BYTES + 1, now), KVT_VERDICT_BUDGET);
     (void)ask(1, 0, 0, now + 10 * DAY_NS);
     assert_int_equal(kvt_admission_left(&admission), 1 << 20); /* and no more, however long */
     (void)ask(1, 0, 0, now); /* time that goes back gives nothing, now or later */
@@ -157,6 +157,36 @@ static void the_bucket_holds_what_it_says(void **state)
     kvt_admission_root(&admission, 99, 5); /* there is no such root */
     kvt_admission_written(&admission, 99, 5, now);
     kvt_admission_destroy(&admission);
+}
+
+/* What was used twice takes the whole budget when it needs it, whatever first uses promise; what it
+ * leaves goes to first uses. */
+static void second_uses_come_first(void **state)
+{
+    (void)state;
+    for (uint64_t each = 1; each <= 4; each *= 4) { /* every second, every fourth */
+        int64_t now = SECOND_NS;
+        uint64_t first = 0, again = 0, asked = 0, written = 0;
+        begin(KVT_ADMIT_VALUE, (uint64_t)BYTES * 86400); /* one block a second */
+        for (uint64_t i = 0; i < 20000; i++, now += SECOND_NS) {
+            bool come = i % each == 0;
+            if (come) {
+                (void)use(i, 0, now);
+                (void)use(i, 0, now);
+                asked++;
+            }
+            if (come && ask(i, 0, 0, now) == KVT_VERDICT_YES)
+                again++, written += BYTES;
+            if (ask(1000000 + i, 0, 0, now) == KVT_VERDICT_YES)
+                first++, written += BYTES;
+            kvt_admission_written(&admission, 0, written, now);
+        }
+        printf("%u of %u second uses taken, and %u first ones\n", (unsigned)again, (unsigned)asked,
+               (unsigned)first);
+        assert_true(again >= asked * 98 / 100);
+        assert_true(each == 1 ? first < 2000 : first > 8000);
+        kvt_admission_destroy(&admission);
+    }
 }
 
 /* Blocks that come back (one in two) and blocks that do not (one in forty), as many of each, and
@@ -236,6 +266,7 @@ int main(void)
         cmocka_unit_test(uses_are_remembered),
         cmocka_unit_test(chances_are_learnt_and_unlearnt),
         cmocka_unit_test(the_bucket_holds_what_it_says),
+        cmocka_unit_test(second_uses_come_first),
         cmocka_unit_test(value_takes_the_better_half),
         cmocka_unit_test(what_saves_nothing_is_not_written),
         cmocka_unit_test(nonsense_is_refused),
