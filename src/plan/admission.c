@@ -10,6 +10,7 @@
  */
 #include "plan/admission.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -38,12 +39,14 @@
  * once for blocks of one use, and again, above all of these, for others. */
 #define VALUE_STEPS 2.0
 #define VALUE_ONE 40.0
-#define VALUE_HALF (KVT_ADMISSION_VALUES / 2)
+#define VALUE_HALF 48u
 /* Of a full bucket: below it, only what was used twice is written. So the bytes of a quiet time are
  * there when sessions come back, and are not spent on what nobody has asked for again. */
 #define FIRST_FROM 0.5
 #define BEGIN_AT 0.75 /* where what first uses get is what drips in */
 #define VALUE_BYTES 1024.0
+
+static_assert(2 * VALUE_HALF == KVT_ADMISSION_VALUES, "two halves");
 
 static void bucket_init(struct kvt_admission *admission, uint32_t root)
 {
