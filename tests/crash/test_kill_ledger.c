@@ -474,7 +474,7 @@ static void test_killed_in_whatever_it_does(void **state)
            (unsigned long long)purged_sum);
     printf("           %llu flushes said that blocks were dropped; %llu chains were without them\n",
            (unsigned long long)dropped_sum, (unsigned long long)gone_sum);
-    assert_true(acked_sum - evicted_sum > cycle && purged_sum > cycle);
+    assert_true(acked_sum - evicted_sum > cycle && purged_sum > cycle / 4);
 }
 
 static int tear_down(void **state)

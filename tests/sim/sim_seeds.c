@@ -140,7 +140,9 @@ static uint32_t print_faults(void)
 int sim_run(const struct sim_run *run)
 {
     uint64_t first = sim_number("KVT_SIM_SEED", sim_number("KVT_TEST_SEED", SEED_FIRST));
-    uint64_t seeds = sim_number("KVT_SIM_SEEDS", run->seeds), failures = 0, hash = 0, i = 0;
+    bool soak = getenv("KVT_SOAK_SECONDS") != NULL; /* by time alone */
+    uint64_t seeds = sim_number("KVT_SIM_SEEDS", soak ? 0 : run->seeds), failures = 0, hash = 0,
+             i = 0;
 
     (void)mallopt(M_MMAP_THRESHOLD, 1 << 30);
     (void)mallopt(M_TRIM_THRESHOLD, 1 << 30);
