@@ -91,7 +91,7 @@ BUGS = [
      ["test_io_posix", "test_cases_identity"]),
     ("flush_answers_before_its_writes", "src/store/store_flush.c",
      "if (flush->state == FLUSH_WRITING && writes_ended(store, flush->ticket))",
-     "if (flush->state == FLUSH_WRITING)", ["test_kill_ledger", "test_store_crash"]),
+     "if (flush->state == FLUSH_WRITING)", ["test_sim", "test_kill_ledger"]),
     ("purged_copy_stays_in_dram", "src/store/store_purge.c",
      "s->purged = s->write == KVT_SLOT_WRITE_GOING;\n        kvt_entry_drop_slot(store, entry, false);",
      "s->purged = s->write == KVT_SLOT_WRITE_GOING;", ["test_history", "test_store"]),
