@@ -198,7 +198,7 @@ uint32_t kvt_index_insert(struct kvt_index *index, struct kvt_fp fp)
     e->slot = KVT_INDEX_NONE;
     e->next = KVT_INDEX_NONE;
     e->used = 1;
-    index->beside[entry] = (struct kvt_index_beside){0, 0};
+    index->beside[entry] = (struct kvt_index_beside){0};
     index->used++;
     place(index, entry);
     return entry;

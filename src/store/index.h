@@ -1,6 +1,6 @@
 /* Index: which blocks exist, where they are, and who their parent is. One entry of 40 bytes per
- * block, two bytes beside it, and 4 bytes per cell of an open-addressing table that is three
- * quarters full at most: 47.4 bytes a block.
+ * block, one byte beside it, and 4 bytes per cell of an open-addressing table that is three
+ * quarters full at most: 46.4 bytes a block.
  *
  * Rules
  *  1. A block is named by a keyed 16-byte fingerprint of its 56-byte full key. The seed is secret,
@@ -69,8 +69,7 @@ enum kvt_index_collide {
 };
 
 struct kvt_index_beside {
-    uint8_t rank;    /* shard of its key, for kvt_handle_usage() */
-    uint8_t used_at; /* on disk: when it was last asked for, or written, by the clock of its root */
+    uint8_t rank; /* shard of its key, for kvt_handle_usage() */
 };
 
 struct kvt_index {

@@ -129,8 +129,6 @@ void kvt_entry_used(struct kvt_store *store, uint32_t entry)
     const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
     kvt_policy_hit(&store->policy, entry);
-    if (e->on_disk)
-        store->index.beside[entry].used_at = (uint8_t)store->disks[e->root].epoch;
     if (e->slot != KVT_INDEX_NONE)
         kvt_slot_leaving(store, e->slot, false);
 }
@@ -216,9 +214,7 @@ bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
     e->next = disk->heads[where.segment] & KVT_INDEX_NONE;
     disk->heads[where.segment] = entry;
     disk->pinned[where.segment] += e->pinned;
-    store->index.beside[entry].used_at = (uint8_t)disk->epoch;
-    if (!disk->uses[where.segment].put++)
-        disk->uses[where.segment].since = disk->epoch;
+    disk->uses[where.segment].put++;
     disk->uses[where.segment].live++;
     count_spare(store, entry, true);
     store->disk_blocks++;

@@ -75,7 +75,6 @@ struct kvt_store_segment { /* records of one segment, by what has become of them
     uint32_t put;          /* since its life began */
     uint32_t live;         /* of them, those that the index names */
     uint32_t spare;        /* of these, those whose block is in DRAM, and not about to leave it */
-    uint32_t since;        /* epoch of the root in which it was begun, or passed over */
 };
 
 struct kvt_store_disk { /* one root */
@@ -95,7 +94,6 @@ struct kvt_store_disk { /* one root */
     int64_t batch_end_ns; /* the last one ended */
     uint64_t write_rate;  /* bytes a second, as measured; 0: not yet */
     uint32_t batch_bytes; /* most of the next batch, by that */
-    uint32_t epoch;       /* its clock: 64ths of its cap that were written (store_recycle.c) */
     bool joining;         /* what it holds is still being taken in (store_join.c) */
 };
 
@@ -637,8 +635,6 @@ struct kvt_recycle {
 };
 /* Whether DRAM and disk hold a block once: then copies of what stays in DRAM are given up. */
 bool kvt_recycle_once(const struct kvt_store *store);
-/* The root's clock goes on with what has been written. */
-void kvt_recycle_tick(struct kvt_store_disk *disk);
 /* The segment of which least is of use, if that is little: else KVT_L2_SEGMENT_NONE. */
 uint32_t kvt_recycle_emptiest(const struct kvt_store_disk *disk);
 /* false: none may go. */

@@ -21,10 +21,7 @@
 #define CLEAN_WON 8u  /* one in so many of its records, or more, is of no use */
 #define ONCE_PART 16u /* DRAM is that part of the disk, or more */
 #define RENEW_PART 8u /* at most one in so many records put there has not been asked for */
-#define EPOCHS 64u    /* of a root's clock, in a turn of its log */
-#define LATE_PERCENT 65u
-#define USE_PERCENT 15u
-#define RENEWS 16u /* in a row; then the next one goes, whatever it holds */
+#define RENEWS 16u    /* in a row; then the next one goes, whatever it holds */
 
 bool kvt_recycle_once(const struct kvt_store *store)
 {
@@ -61,26 +58,6 @@ static uint32_t emptiest(const struct kvt_store_disk *disk, bool once)
     return best;
 }
 
-void kvt_recycle_tick(struct kvt_store_disk *disk)
-{
-    struct kvt_l2_stats l2;
-
-    kvt_l2_stats(disk->l2, &l2);
-    disk->epoch = (uint32_t)(l2.bytes_written / KVT_MAX(disk->cap_bytes / EPOCHS, 1u));
-}
-
-/* Asked for since the last sweep, and late enough: of what was asked for soon after it had been
- * written, and then for the rest of a turn never again, little comes back. Each further use counts
- * as if the last one had been a little later. */
-static bool used_of_late(const struct kvt_store_disk *disk, uint32_t entry)
-{
-    const struct kvt_index_entry *e = kvt_index_at(&disk->store->index, entry);
-    uint32_t turn = KVT_MIN(disk->epoch - disk->uses[e->segment].since, 255u);
-    uint8_t age = (uint8_t)(disk->epoch - disk->store->index.beside[entry].used_at);
-
-    return e->hit && age * 100u <= turn * (LATE_PERCENT + USE_PERCENT * e->freq);
-}
-
 static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)
 {
     uint32_t put = disk->uses[segment].put, used = 0;
@@ -89,7 +66,7 @@ static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)
         return false;
     for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
          i = kvt_index_at(&disk->store->index, i)->next)
-        used += used_of_late(disk, i);
+        used += kvt_index_at(&disk->store->index, i)->hit;
     return (uint64_t)(put - used) * RENEW_PART <= put;
 }
 
@@ -98,7 +75,6 @@ static void renew(struct kvt_store_disk *disk, uint32_t segment)
     for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
          i = kvt_index_at(&disk->store->index, i)->next)
         kvt_index_at(&disk->store->index, i)->hit = 0;
-    disk->uses[segment].since = disk->epoch;
     kvt_l2_renew(disk->l2, segment);
     disk->store->counts.renewed++;
 }
@@ -148,5 +124,5 @@ bool kvt_recycle_keeps(const struct kvt_store_disk *disk, const struct kvt_recyc
 
     if (e->older)
         return false; /* a newer record is on its way */
-    return recycle->clean || used_of_late(disk, entry);
+    return recycle->clean || e->hit;
 }

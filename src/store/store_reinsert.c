@@ -211,10 +211,7 @@ static void write_done(struct kvt_l2_write *write)
         item->erase = 1;
     } else if (same && memcmp(&kvt_index_at(&store->index, item->entry)->fp, &item->fp,
                               sizeof(item->fp)) == 0) {
-        uint8_t used_at = store->index.beside[item->entry].used_at;
-
         if (kvt_entry_set_disk(store, item->entry, disk->number, write->where)) {
-            store->index.beside[item->entry].used_at = used_at; /* that it is moved is no use */
             store->counts.reinserted++;
         } else {
             kvt_entry_settle(store, item->entry);
@@ -331,7 +328,6 @@ static void drain_run(struct kvt_store_disk *disk)
 void kvt_drains_run(struct kvt_store *store)
 {
     for (uint32_t i = 0; i < store->disk_count; i++) {
-        kvt_recycle_tick(&store->disks[i]);
         drain_run(&store->disks[i]);
     }
 }

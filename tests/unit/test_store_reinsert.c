@@ -170,24 +170,6 @@ static void test_what_is_all_used_is_not_rewritten(void **state)
     rig_close(&rig);
 }
 
-/* Used once, right after it was written: it goes with its segment. Used lately: it stays. */
-static void test_early_uses_do_not_count(void **state)
-{
-    struct rig_options o = options();
-
-    (void)state;
-    begin(&o);
-    put_chain(1, 8);
-    put_chain(101, 8);
-    assert_int_equal(get_chain(1, 8), 8);
-    cold(300);
-    assert_int_equal(get_chain(101, 8), 8);
-    cold(220);
-    assert_int_equal(lookup_chain(1, 8), 0);
-    assert_int_equal(lookup_chain(101, 8), 8);
-    rig_close(&rig);
-}
-
 /* Segments of which little is left are taken first, and what is left of them stays. */
 static void test_the_emptiest_goes_first(void **state)
 {
@@ -420,7 +402,6 @@ int main(void)
         cmocka_unit_test(test_what_is_hit_stays),
         cmocka_unit_test(test_at_most_seven_eighths),
         cmocka_unit_test(test_what_is_all_used_is_not_rewritten),
-        cmocka_unit_test(test_early_uses_do_not_count),
         cmocka_unit_test(test_the_emptiest_goes_first),
         cmocka_unit_test(test_unreachable_ends_are_dropped),
         cmocka_unit_test(test_pinned_segments_are_skipped),
