@@ -237,8 +237,18 @@ void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status
         }
 }
 
+static bool same_place(const struct place *a, const struct place *b)
+{
+    return a->root == b->root && a->segment == b->segment && a->generation == b->generation;
+}
+
+/* In a life in which the log gave copies up, whoever stands elsewhere now may have been written anew
+ * from DRAM, after its flush: nothing is demanded of it (decision 0029). */
 void sim_note_places(struct sim *sim)
 {
+    struct kvt_store_stats stats;
+
+    kvt_store_stats(sim->store, &stats);
     for (uint32_t ns = 0; ns < SIM_NS; ns++)
         for (uint32_t i = 0; i < SIM_BLOCKS; i++) {
             struct sim_block *block = &sim->blocks[ns][i];
@@ -248,8 +258,11 @@ void sim_note_places(struct sim *sim)
             if (!block->durable || block->last_commit >= block->durable)
                 continue;
             place = place_of(sim->store, sim->ns[ns], &key);
-            if (place.known)
-                block->place = place;
+            if (!place.known)
+                continue;
+            if (stats.given_up && !same_place(&place, &block->place))
+                block->durable = 0;
+            block->place = place;
         }
 }
 
@@ -268,9 +281,7 @@ void sim_places_again(struct sim *sim)
             if (!block->durable || block->last_commit < block->durable)
                 continue;
             place = place_of(sim->store, sim->ns[ns], &key);
-            if (place.known &&
-                (place.root != block->place.root || place.segment != block->place.segment ||
-                 place.generation != block->place.generation))
+            if (place.known && !same_place(&place, &block->place))
                 block->durable = 0;
         }
 }
