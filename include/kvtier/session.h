@@ -49,7 +49,7 @@ struct kvt_session_mgr_opts {
     uint32_t
         blocks_max; /* full blocks that sessions know of; 0: 16 x page_count, 65,536 at least */
     uint32_t first_page;    /* the manager owns pages [first_page, first_page + page_count) */
-    uint32_t page_count;    /* 0: all from first_page on */
+    uint32_t page_count;    /* 0: all from first_page on; 2^26 at most */
     uint32_t scratch_pages; /* of them, for cooling blocks that are not in L0; 0: 1, or 4 of 64 */
     uint32_t shard;         /* of the keys: the rank */
 };

@@ -52,7 +52,7 @@ static size_t read_file(const struct kvt_cache *cache, char text[BYTES_MAX + 1])
     text[0] = '\0';
     if (!path_of(cache, "", path))
         return 0;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0)
         return 0;
     do {
@@ -124,7 +124,8 @@ static void keep(const struct kvt_cache *cache, const char *old, const char *key
     if (!path_of(cache, "", path) || !path_of(cache, ".new", new_path))
         return;
     size_t len = compose(old, key, tuned, text);
-    int file = open(new_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int file =
+        open(new_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (file < 0)
         return;
     bool good = write(file, text, len) == (ssize_t)len && fsync(file) == 0;

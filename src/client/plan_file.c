@@ -167,7 +167,7 @@ static bool parse(struct kvt_planning *planning, char *text, size_t len)
 static ssize_t read_all(const char *path, char *bytes, size_t room)
 {
     ssize_t len = 0, n = 0;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (file < 0)
         return -errno;
     do {
@@ -243,7 +243,7 @@ static void compose(const struct kvt_planning *planning, struct text *text)
 
 static int put_all(const char *path, const struct text *text)
 {
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     int rc = file < 0 ? -errno : 0;
     for (size_t at = 0; rc == 0 && at < text->len;) {
         ssize_t n = write(file, text->bytes + at, text->len - at);

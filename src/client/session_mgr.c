@@ -19,6 +19,7 @@
 #define TOKENS_LIMIT (1u << 30)
 #define BLOCKS_MIN 65536u
 #define BLOCKS_LIMIT (1u << 28)
+#define PAGES_LIMIT (1u << 26)
 #define SCRATCH_MANY 4u
 #define SCRATCH_MANY_FROM 64u /* pages */
 
@@ -45,6 +46,8 @@ static int pages_check(const struct kvt_ns *ns, const struct kvt_pool *pool,
         return refuse_opts(ns, "first_page and page_count reach beyond the pool's blocks");
     if (opts->page_count == 0)
         opts->page_count = have - opts->first_page;
+    if (opts->page_count > PAGES_LIMIT)
+        return refuse_opts(ns, "page_count is above its limit of 2^26");
     if (opts->scratch_pages == 0)
         opts->scratch_pages = opts->page_count >= SCRATCH_MANY_FROM ? SCRATCH_MANY : 1;
     if (opts->scratch_pages > KVT_SESSION_SCRATCH_MAX || opts->scratch_pages >= opts->page_count)

@@ -58,7 +58,7 @@ int kvt_remote_mac_read(const char *path, struct kvt_remote_mac *out, char *erro
     memset(out, 0, sizeof(*out));
     if (path == NULL)
         return 0;
-    fd = open(path, O_RDONLY | O_CLOEXEC);
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 || fstat(fd, &st) != 0)
         rc = -errno;
     if (rc == 0 && (!S_ISREG(st.st_mode) || (st.st_mode & 077)))

@@ -192,7 +192,7 @@ static void make_pass(struct kvt_shared_clean *clean, int64_t now_ns)
 static bool lease_ours(const struct kvt_shared_clean *clean)
 {
     char text[sizeof(clean->token)] = "";
-    int fd = openat(clean->files->root, LEASE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = openat(clean->files->root, LEASE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     bool ours;
 
     if (fd < 0)
@@ -207,8 +207,8 @@ static bool lease_ours(const struct kvt_shared_clean *clean)
 static bool own_file(const struct kvt_shared_clean *clean, const char *name, int64_t *now_ns)
 {
     struct stat st;
-    int fd = openat(clean->files->root, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW,
-                    0600);
+    int fd = openat(clean->files->root, name,
+                    O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     bool good = fd >= 0 &&
                 write(fd, clean->token, strlen(clean->token)) == (ssize_t)strlen(clean->token) &&
                 fstat(fd, &st) == 0;

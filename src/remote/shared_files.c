@@ -18,7 +18,7 @@
 
 #define NOTE_S 3600
 #define PATH_ROOM 256u /* below the root */
-#define READ_MODE (O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+#define READ_MODE (O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
 
 static bool gone(int err)
 {

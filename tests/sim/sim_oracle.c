@@ -242,7 +242,7 @@ static bool same_place(const struct place *a, const struct place *b)
     return a->root == b->root && a->segment == b->segment && a->generation == b->generation;
 }
 
-/* In a life in which the log gave copies up, whoever stands elsewhere now may have been written anew
+/* In a life in which the log gave copies up, what stands elsewhere now may have been written anew
  * from DRAM, after its flush: nothing is demanded of it (decision 0029). */
 void sim_note_places(struct sim *sim)
 {

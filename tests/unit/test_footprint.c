@@ -23,6 +23,7 @@
 #include "base/checked.h"
 #include "base/rng.h"
 #include "client/client.h"
+#include "format/disk.h"
 
 #define CHAIN 64u
 #define CHAINS 4u
@@ -81,6 +82,8 @@ static uint64_t arena_resident(void)
     free(there);
     return count * page;
 }
+
+#define PURGES_MAX 8192u /* that the journal of a root of 32 MiB holds, rounded up */
 
 struct held {
     uint64_t resident; /* without the arena */
@@ -217,8 +220,12 @@ static void nothing_grows(void **state)
     assert_true(before.segments <= SEGMENT_FDS_MAX);
     assert_true(after.segments <= SEGMENT_FDS_MAX);
     if (!SANITIZED) {
-        assert_true(after.heap <= before.heap); /* to the byte */
-        assert_true(after.resident <= before.resident + (256u << 10));
+        /* to the byte, but for one list: purges are kept as long as records older than them are
+         * on disk; it doubles, in a mapping of its own */
+        uint64_t more = after.heap > before.heap ? after.heap - before.heap : 0;
+        assert_true(more % 4096 == 0);
+        assert_true(more <= PURGES_MAX * sizeof(struct kvt_journal_item));
+        assert_true(after.resident <= before.resident + (256u << 10) + more);
         assert_true(rig_dir_bytes(rig.dir, NULL) <= 32u << 20);
     }
 }

@@ -547,6 +547,13 @@ static void wrong_options_are_refused(void **state)
     REFUSED(tokens_max, UINT32_MAX, KVT_E_INVAL);
     REFUSED(blocks_max, UINT32_MAX, KVT_E_INVAL);
 #undef REFUSED
+    struct kvt_pool_desc desc = pool->desc;
+    struct kvt_pool *huge = NULL;
+    desc.block_count = (1u << 26) + 1; /* nobody looks whether so much is there */
+    assert_int_equal(kvt_pool_register(s.rig.cache, &s.rig.layout, &desc, &huge), 0);
+    assert_int_equal(kvt_session_mgr_open(ns, huge, NULL, &mgr), KVT_E_INVAL);
+    assert_null(mgr);
+    kvt_pool_unregister(huge);
     kvt_session_mgr_close(NULL);
 }
 
