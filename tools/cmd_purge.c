@@ -113,14 +113,6 @@ static int confirmed(const char *path, const char *what)
     return KVT_EXIT_OK;
 }
 
-static int knows(const struct kvt_dir *dir, const uint8_t *ns)
-{
-    for (size_t i = 0; i < dir->record_count; i++)
-        if (!memcmp(dir->records[i].key.ns, ns, KVT_NS_BYTES))
-            return 1;
-    return 0;
-}
-
 static int purge(const char *path, const uint8_t *ns, int json)
 {
     struct kvt_dir dir;
@@ -131,7 +123,7 @@ static int purge(const char *path, const uint8_t *ns, int json)
         kvt_cli_error("purge", "%s", error);
         return KVT_EXIT_PROBLEM;
     }
-    if (ns && !knows(&dir, ns)) { /* a typing error must not look like success */
+    if (ns && !kvt_dir_knows_ns(&dir, ns)) {
         kvt_cli_error("purge",
                       "%s: no such namespace, nothing was removed; 'kvtier stat %s' lists "
                       "those that hold records",

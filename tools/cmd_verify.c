@@ -274,7 +274,9 @@ static void print_report(const struct verify *v)
     if (v->problem_count)
         printf("%" PRIu64 " problems\n", v->problem_count);
     else
-        printf("no problems\n");
+        printf(
+            "no problems in what a restart would find; whether files are missing or damaged as a "
+            "whole: kvtier fsck\n");
 }
 
 static int print_json(const struct verify *v)
@@ -296,6 +298,13 @@ static int verify(struct verify *v)
     v->owner = kvt_dir_owner(v->path);
     if (kvt_dir_open(v->path, 0, &v->dir, error, sizeof(error))) {
         kvt_cli_error(COMMAND, "%s", error);
+        return KVT_EXIT_PROBLEM;
+    }
+    if (v->ns && !kvt_dir_knows_ns(&v->dir, v->ns)) {
+        kvt_cli_error(COMMAND,
+                      "%s: no such namespace; 'kvtier stat %s' lists those that hold records",
+                      v->path, v->path);
+        kvt_dir_close(&v->dir);
         return KVT_EXIT_PROBLEM;
     }
     v->problems = json_array();

@@ -195,14 +195,14 @@ int kvt_dir_open(const char *path, int writable, struct kvt_dir *dir, char *erro
         keep_newest(dir);
 out:
     if (rc == KVT_E_LOCKED && pid > 0)
-        snprintf(error, error_len, "%s: process %" PRId64 " owns this directory", path, pid);
+        snprintf(error, error_len, "%.400s: process %" PRId64 " owns this directory", path, pid);
     else if (rc == KVT_E_NOT_OURS)
-        snprintf(error, error_len, "%s: not a kvtier store", path);
+        snprintf(error, error_len, "%.400s: not a kvtier store", path);
     else if (rc == KVT_E_CORRUPT)
-        snprintf(error, error_len, "%s: its superblock is lost; a cache that opens it makes it new",
-                 path);
+        snprintf(error, error_len,
+                 "%.400s: its superblock is lost; a cache that opens it makes it new", path);
     else if (rc)
-        snprintf(error, error_len, "%s: %s", path, kvt_strerror(rc));
+        snprintf(error, error_len, "%.400s: %s", path, kvt_strerror(rc));
     if (rc)
         kvt_dir_close(dir);
     return rc;
@@ -216,6 +216,14 @@ void kvt_dir_close(struct kvt_dir *dir)
         dir->io->ops->destroy(dir->io);
     free(dir->records);
     memset(dir, 0, sizeof(*dir));
+}
+
+int kvt_dir_knows_ns(const struct kvt_dir *dir, const uint8_t ns[KVT_NS_BYTES])
+{
+    for (size_t i = 0; i < dir->record_count; i++)
+        if (!memcmp(dir->records[i].key.ns, ns, KVT_NS_BYTES))
+            return 1;
+    return 0;
 }
 
 size_t kvt_dir_find(const struct kvt_dir *dir, const struct kvt_full_key *key)

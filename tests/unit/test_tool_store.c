@@ -424,6 +424,13 @@ static void test_purge_of_nothing(void **state)
     assert_string_equal(run.out, "");
     assert_non_null(strstr(run.err, "no such namespace, nothing was removed"));
     assert_int_equal(stat_records(), 2 * BLOCKS);
+    static const char *const others[] = {"verify", "inspect"};
+    for (unsigned i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        TOOL(others[i], dir, "--namespace", "00000000000000000000000000000000");
+        assert_int_equal(run.code, 1);
+        assert_string_equal(run.out, "");
+        assert_non_null(strstr(run.err, "no such namespace"));
+    }
 }
 
 static void test_purge_asks(void **state)
