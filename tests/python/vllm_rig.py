@@ -61,9 +61,10 @@ def save_adapter(where, seed):
 
 
 def disk(where, size="2GiB", **more):
-    """kv_connector_extra_config of a store that changes nothing: level raw, every hit is loaded."""
+    """kv_connector_extra_config of a store that changes nothing: level raw, every hit is loaded, and
+    damage is found by loads alone, not by a scrub that is there first."""
     return {"dram": "64MiB", "disk": f"{where}:{size}", "level": "raw", "plan": "off",
-            "env": "no", **more}
+            "env": "no", "scrub": "off", **more}
 
 
 def job(model, batches, kvtier=None, sampling=None, between=None, engine=None, limits=None, **more):
