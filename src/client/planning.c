@@ -262,15 +262,17 @@ static int weigh(struct kvt_ns *ns, const struct kvt_plan_query *query, struct k
     return 0;
 }
 
-/* Who does not say which root has which block: as lately. */
+/* Who does not say which root has which block: as lately. Of blocks in the shared tier it is known:
+ * they stay there. */
 static void spread_over_roots(const struct kvt_planning *planning, struct kvt_decide *decide)
 {
+    const uint32_t end = KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE;
     double disk = 0;
-    for (uint32_t tier = KVT_TIER_DISK; tier < KVT_PLAN_TIERS; tier++)
+    for (uint32_t tier = KVT_TIER_DISK; tier < end; tier++)
         disk += planning->share[tier];
     for (uint32_t r = 0; r < decide->run_count && disk > 0; r++) {
         uint32_t *by_tier = decide->runs[r].by_tier, all = by_tier[KVT_TIER_DISK];
-        for (uint32_t tier = KVT_TIER_DISK + 1; tier < KVT_PLAN_TIERS; tier++) {
+        for (uint32_t tier = KVT_TIER_DISK + 1; tier < end; tier++) {
             double part = (double)all * planning->share[tier] / disk;
             by_tier[tier] = KVT_MIN((uint32_t)(part + 0.5), by_tier[KVT_TIER_DISK]);
             by_tier[KVT_TIER_DISK] -= by_tier[tier];

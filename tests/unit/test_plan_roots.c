@@ -3,13 +3,15 @@
  * Goal:   a lookup says which root has a block; each root's speed is learnt apart: one that becomes
  *         20 times slower is planned by within 20 loads, while prompts on the other one are loaded
  *         as ever, and a prompt on both as far as the fast one has it; what was learnt of each root
- *         is kept across restarts, also in a file of one's own; a load over both tells of each.
+ *         is kept across restarts, also in a file of one's own; a load over both tells of each; the
+ *         shared tier is none of them.
  * Method: a real cache over two directories, each behind a drive of a speed that the test sets;
  *         blocks are flushed chain by chain, so that each chain lies on one root. How busy a root
  *         was is also checked with answers of the store made by hand.
  */
 #include "support/rig.h"
 
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -282,6 +284,31 @@ static void structs_of_older_callers(void **state)
     assert_int_equal(plan.reason, KVT_PLAN_NO_BLOCKS);
 }
 
+/* Blocks in the shared tier are on none of the roots: who says nothing of roots gets the same plan
+ * for them, wherever loads came from lately. */
+static void the_shared_tier_is_no_root(void **state)
+{
+    (void)state;
+    static const uint32_t lately[] = {KVT_TIER_DISK, KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE};
+    open_two("dram=0,staging=4MiB");
+    struct chain shared = chains[0];
+    tell();
+    for (uint32_t i = N / 2; i < N; i++)
+        shared.tiers[i] = KVT_TIER_REMOTE;
+    memset(shared.roots, 0, sizeof(shared.roots));
+    for (size_t i = 0; i < KVT_ARRAY_LEN(lately); i++) {
+        struct kvt_planning *planning = &rig.cache->planning;
+        pthread_mutex_lock(&rig.cache->lock);
+        memset(planning->share, 0, sizeof(planning->share));
+        planning->share[lately[i]] = 1;
+        planning->tiers[KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE].line[0].p = 7; /* seconds */
+        pthread_mutex_unlock(&rig.cache->lock);
+        double said = ask(&shared, N, true).load_all_s;
+        assert_true(said > 7);
+        assert_true(fabs(ask(&shared, N, false).load_all_s - said) < 1e-9);
+    }
+}
+
 static void granted(struct kvt_req *req, uint8_t root, int status, uint32_t began, uint32_t ended)
 {
     const struct kvt_msg_grant grant = {.msg.status = status,
@@ -325,6 +352,7 @@ int main(void)
         cmocka_unit_test_teardown(what_each_root_does_is_kept, tear_down),
         cmocka_unit_test_teardown(a_load_over_both_tells_of_each, tear_down),
         cmocka_unit_test_teardown(structs_of_older_callers, tear_down),
+        cmocka_unit_test_teardown(the_shared_tier_is_no_root, tear_down),
         cmocka_unit_test(busy_is_while_a_read_is_under_way),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
