@@ -123,7 +123,8 @@ static void landed(struct hybrid *h, const struct flight *flight)
     }
     if (done.blocks_ok == n && n > 0) { /* the newest counts for half */
         const int64_t began = later(h->landed_ns, flight->asked_ns);
-        h->landed_ns = flight->asked_ns + done.elapsed_ns;
+        /* a later one may have ended before it: no time is negative */
+        h->landed_ns = later(began, flight->asked_ns + done.elapsed_ns);
         h->load_s += ((double)(h->landed_ns - began) * 1e-9 / (double)n - h->load_s) / 2;
     }
     const size_t computed = h->front > flight->from ? h->front - flight->from : 0;
