@@ -92,7 +92,7 @@ static void account(struct kvt_ns *ns, uint16_t group, const enum kvt_tier *tier
     if (kvt_planning_weigh(ns, &query, &plan) != 0)
         return;
     for (size_t i = plan.first; i < plan.first + plan.count; i++)
-        disk += tiers[i] == KVT_TIER_DISK;
+        disk += tiers[i] != KVT_TIER_DRAM; /* the shared tier's, too, as in a load's report */
     counters->shadow_hits += plan.count > 0;
     counters->shadow_blocks_disk += disk;
     counters->shadow_blocks_dram += plan.count - disk;
