@@ -73,7 +73,7 @@
     X(evict_disk_segments, "disk.segments_recycled", "segments recycled")                         \
     X(given_up, "disk.given_up",                                                                  \
       "copies on disk given up for room: the block is in DRAM, and written again when it leaves") \
-    X(reinserted, "disk.reinserted", "blocks that were hit and moved before their segment went")  \
+    X(reinserted, "disk.reinserted", "blocks worth keeping, moved before their segment went")     \
     X(renewed, "disk.renewed", "segments kept as they are: nearly all of it had been asked for")  \
     X(reinsert_failed, "disk.reinsert_failed", "blocks that could not be read or moved for that") \
     X(orphan_dropped, "disk.orphans", "blocks dropped because their parent was evicted")          \

@@ -631,7 +631,7 @@ bool kvt_suspects_run(struct kvt_store *store);
 /* ---- store_recycle.c: which segment goes next, and what of it stays */
 struct kvt_recycle {
     uint32_t segment;
-    bool clean; /* most of it is of no use: the rest is kept whole; else what was used of late is */
+    bool clean; /* enough of it is of no use: the rest is kept whole; else what was asked for is */
 };
 /* Whether DRAM and disk hold a block once: then copies of what stays in DRAM are given up. */
 bool kvt_recycle_once(const struct kvt_store *store);

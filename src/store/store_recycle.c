@@ -1,10 +1,10 @@
 /* Which segment of a root goes next, and which of its records stay.
  *
- *   CLEAN  the segment of which least is of use, when at least a quarter is of none: the rest is
- * moved whole, that quarter is room won. SWEEP  there is none: the oldest one. What was asked for
- * of late, since it was written or since the last sweep, is moved, the rest goes. Where that is
- * nearly all of it, nothing is written: the segment counts as the newest one instead, and what is
- * in it as not asked for yet.
+ *   CLEAN  the segment of which least is of use, when at least an eighth is of none: the rest is
+ *          moved whole, that eighth is room won.
+ *   SWEEP  there is none: the oldest one. What was asked for since it was written is moved, the
+ *          rest goes. Where that is nearly all of it, nothing is written: the segment counts as the
+ *          newest one instead, and what is in it as not asked for yet.
  *
  * Of use is a record that the index names; and, where DRAM and disk hold a block once, only if its
  * block is not in DRAM, or is about to leave it. Copies of others are given up when their segment

@@ -1,18 +1,18 @@
-/* Re-insertion: before a segment is recycled, the records in it that were hit since they were
- * written are appended again, so that what is in use outlives the log's turn-over.
+/* Re-insertion: before a segment is recycled, the records in it that are worth it (store_recycle.c)
+ * are appended again, so that what is in use outlives the log's turn-over.
  *
- *   IDLE    the log names the segment that goes next -> its entries that were hit, by place
+ *   IDLE    the segment that goes next is chosen -> its entries that are kept, by place
  *   READING records come into the buffer, each is verified whole
  *   WRITING they are appended like new ones; each that is on disk changes its entry's place
  *           -> the next ones, until seven eighths of a segment have been moved -> the log may have
- * the segment
+ *           the segment
  *
  * Rules
  *  1. At most seven eighths of each segment, parents first (places rise along a chain).
- *     What was moved must be hit again to be moved again.
+ *     What was moved counts as not asked for yet.
  *  2. A moved record keeps its bytes and with them its sequence: where a crash leaves both copies,
  *     recovery takes the one in the younger segment, and if that is torn, the old one. The log
- * makes moved records durable before the old segment's header is overwritten (l2.h).
+ *     makes moved records durable before the old segment's header is overwritten (l2.h).
  *  3. A record that does not verify, or whose block has gone or been replaced meanwhile, is not
  *     moved; one that was purged meanwhile is erased where it landed.
  *  4. The log may take the segment before all is moved, when writes wait for it: then the rest goes
@@ -30,7 +30,7 @@
 #define ITEMS 64u               /* records moved at a time */
 #define BUFFER_BYTES (1u << 20) /* or one record, if that is longer */
 #define KEEP_NEW 8u             /* an eighth of each segment is for what is new, at least */
-#define SEGMENTS_PER_RUN 4u     /* without hits: nothing to move */
+#define SEGMENTS_PER_RUN 4u     /* of which nothing is kept */
 
 enum drain_state { DRAIN_IDLE, DRAIN_READING, DRAIN_READ, DRAIN_WRITING };
 
@@ -56,7 +56,7 @@ struct kvt_store_drain {
     bool lost; /* the log has taken the segment */
     uint8_t *buffer;
     uint64_t buffer_bytes;
-    uint32_t *entries; /* by page: what was hit; KVT_INDEX_NONE */
+    uint32_t *entries; /* by page: what is kept; UINT32_MAX: nothing */
     struct drain_item items[ITEMS];
 };
 
@@ -211,11 +211,10 @@ static void write_done(struct kvt_l2_write *write)
         item->erase = 1;
     } else if (same && memcmp(&kvt_index_at(&store->index, item->entry)->fp, &item->fp,
                               sizeof(item->fp)) == 0) {
-        if (kvt_entry_set_disk(store, item->entry, disk->number, write->where)) {
+        if (kvt_entry_set_disk(store, item->entry, disk->number, write->where))
             store->counts.reinserted++;
-        } else {
+        else
             kvt_entry_settle(store, item->entry);
-        }
     }
 }
 
@@ -327,9 +326,8 @@ static void drain_run(struct kvt_store_disk *disk)
 
 void kvt_drains_run(struct kvt_store *store)
 {
-    for (uint32_t i = 0; i < store->disk_count; i++) {
+    for (uint32_t i = 0; i < store->disk_count; i++)
         drain_run(&store->disks[i]);
-    }
 }
 
 void kvt_drain_lost(struct kvt_store_disk *disk, uint32_t segment)
