@@ -71,7 +71,7 @@ int kvt_index_init(struct kvt_index *index, uint32_t capacity, uint64_t seed, in
 void kvt_index_destroy(struct kvt_index *index)
 {
     free(index->entries);
-    free(index->beside);
+    free(index->ranks);
     free(index->table);
     memset(index, 0, sizeof(*index));
 }
@@ -90,7 +90,7 @@ int kvt_index_grow(struct kvt_index *index, uint32_t capacity)
 {
     struct kvt_index_entry *entries;
     uint32_t *table;
-    struct kvt_index_beside *beside;
+    uint8_t *ranks;
 
     if (capacity <= index->capacity)
         return 0;
@@ -99,12 +99,12 @@ int kvt_index_grow(struct kvt_index *index, uint32_t capacity)
     table = calloc(cells_for(capacity), sizeof(*table));
     if (!table)
         return -ENOMEM;
-    beside = realloc(index->beside, (size_t)capacity * sizeof(*beside));
-    if (!beside) {
+    ranks = realloc(index->ranks, capacity);
+    if (!ranks) {
         free(table);
         return -ENOMEM;
     }
-    index->beside = beside; /* more of it than entries does no harm */
+    index->ranks = ranks; /* more of it than entries does no harm */
     entries = realloc(index->entries, (size_t)capacity * sizeof(*entries));
     if (!entries) {
         free(table);
@@ -198,7 +198,7 @@ uint32_t kvt_index_insert(struct kvt_index *index, struct kvt_fp fp)
     e->slot = KVT_INDEX_NONE;
     e->next = KVT_INDEX_NONE;
     e->used = 1;
-    index->beside[entry] = (struct kvt_index_beside){0};
+    index->ranks[entry] = 0;
     index->used++;
     place(index, entry);
     return entry;
@@ -308,7 +308,7 @@ void kvt_index_set_filling(struct kvt_index *index, uint32_t entry, uint32_t fil
 
 uint64_t kvt_index_bytes(const struct kvt_index *index)
 {
-    return (uint64_t)index->touched * (sizeof(*index->entries) + sizeof(*index->beside)) +
+    return (uint64_t)index->touched * (sizeof(*index->entries) + sizeof(*index->ranks)) +
            (uint64_t)index->cells * sizeof(*index->table);
 }
 

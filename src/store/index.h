@@ -68,17 +68,13 @@ enum kvt_index_collide {
     KVT_COLLIDE_FP = 2    /* every key has the same fingerprint */
 };
 
-struct kvt_index_beside {
-    uint8_t rank; /* shard of its key, for kvt_handle_usage() */
-};
-
 struct kvt_index {
     struct kvt_index_entry *entries;
-    struct kvt_index_beside *beside; /* by entry */
-    uint32_t *table;                 /* 0 empty, else tag bits | (entry + 1) */
-    uint32_t capacity;               /* entries */
-    uint32_t cells;                  /* of the table */
-    uint32_t number_mask;            /* bits of a cell that hold entry + 1 */
+    uint8_t *ranks;       /* by entry: shard of its key, for kvt_handle_usage() */
+    uint32_t *table;      /* 0 empty, else tag bits | (entry + 1) */
+    uint32_t capacity;    /* entries */
+    uint32_t cells;       /* of the table */
+    uint32_t number_mask; /* bits of a cell that hold entry + 1 */
     uint32_t used;
     uint32_t touched; /* entries ever used: memory beyond is untouched */
     uint32_t free_first;

@@ -29,7 +29,7 @@ uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp
     if (entry == KVT_INDEX_NONE)
         return entry;
     kvt_index_at(&store->index, entry)->ns = ns & 0xfffu;
-    store->index.beside[entry].rank = rank;
+    store->index.ranks[entry] = rank;
     kvt_namespace_at(&store->spaces, ns)->blocks++;
     kvt_ttl_touch(store, entry);
     return entry;

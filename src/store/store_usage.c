@@ -59,7 +59,7 @@ void kvt_handle_usage(struct kvt_store *store, uint32_t client, const struct kvt
 
         if (!e->used || !kvt_index_present(e))
             continue;
-        row = row_of(store, &rows, e->ns, store->index.beside[at].rank);
+        row = row_of(store, &rows, e->ns, store->index.ranks[at]);
         if (!row)
             break;
         bytes = kvt_entry_bytes(store, at);
