@@ -166,9 +166,12 @@ static void judge_footer(struct kvt_store *store)
     if (s->footer_count > s->read.pages * KVT_PAGE_BYTES / sizeof(*entries) ||
         kvt_footer_checksum(entries, s->footer_count) != s->footer_checksum)
         return;
-    for (uint32_t i = 0; i < s->footer_count; i++)
-        if (entries[i].page == first(s)->where.page)
-            note_bad(store, &entries[i].key, entries[i].sequence);
+    for (uint32_t i = 0; i < s->footer_count; i++) {
+        if (entries[i].page != first(s)->where.page)
+            continue;
+        note_bad(store, &entries[i].key, entries[i].sequence);
+        return; /* one record at a place, whatever a footer says */
+    }
 }
 
 /* What was read is judged. True: the suspect needs another read, which has begun. */
