@@ -8,8 +8,6 @@
 #include "kvtier/error.h"
 #include "remote/remote_seal.h"
 
-static uint32_t released; /* of requests held */
-
 static struct mem_remote *of(struct kvt_remote *remote)
 {
     return (struct mem_remote *)(void *)remote;
@@ -92,7 +90,6 @@ static int drop(struct mem_remote *remote, struct kvt_remote_req *req)
 {
     struct mem_tier *tier = remote->tier;
 
-    remote->drops++;
     req->removed = 0;
     for (uint32_t i = tier->count; i-- > 0;) {
         bool meant = req->op == KVT_REMOTE_DROP_NS &&
@@ -152,21 +149,14 @@ static uint32_t mem_reap(struct kvt_remote *self, struct kvt_remote_req **done, 
     struct mem_remote *remote = of(self);
     uint32_t count = 0;
 
-    while (remote->queue && count < max && (!remote->hold || released)) {
+    while (remote->queue && count < max && !remote->hold) {
         struct kvt_remote_req *req = remote->queue;
 
-        released -= remote->hold;
         remote->queue = req->next;
         carry_out(remote, req);
         done[count++] = req;
     }
     return count;
-}
-
-void mem_remote_release(struct mem_remote *remote, uint32_t count)
-{
-    (void)remote;
-    released = count;
 }
 
 static int mem_event_fd(struct kvt_remote *self)
@@ -199,5 +189,4 @@ void mem_remote_init(struct mem_remote *remote, struct mem_tier *tier)
     memset(remote, 0, sizeof(*remote));
     remote->remote.ops = &mem_ops;
     remote->tier = tier;
-    released = 0;
 }

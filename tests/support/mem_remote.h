@@ -26,17 +26,15 @@ struct mem_remote { /* one machine's way to it */
     struct kvt_remote remote;
     struct mem_tier *tier;
     struct kvt_remote_req *queue, *last;
-    bool hold;      /* nothing completes */
-    bool refuse;    /* submit says -EAGAIN */
-    int fail;       /* every request ends with this */
-    uint32_t flips; /* bytes of the next GETs that are wrong: one each */
-    uint32_t probes, probed, gets, puts, drops; /* requests carried out; keys probed */
+    bool hold;                           /* nothing completes */
+    bool refuse;                         /* submit says -EAGAIN */
+    int fail;                            /* every request ends with this */
+    uint32_t flips;                      /* bytes of the next GETs that are wrong: one each */
+    uint32_t probes, probed, gets, puts; /* requests carried out; keys probed */
     bool stopped;
 };
 
 void mem_remote_init(struct mem_remote *remote, struct mem_tier *tier);
-/* Let up to `count` requests complete although they are held. */
-void mem_remote_release(struct mem_remote *remote, uint32_t count);
 struct mem_object *mem_tier_find(struct mem_tier *tier, const struct kvt_full_key *key);
 void mem_tier_free(struct mem_tier *tier);
 
