@@ -1,15 +1,16 @@
 """SGLang: `KvtierStorage`, a storage backend for HiCache: pages beyond the host's memory, on disk,
 coded, and across restarts.
 
-    python -m sglang.launch_server --model-path MODEL --enable-hierarchical-cache
+    python -m sglang.launch_server --model-path MODEL --page-size 64 --enable-hierarchical-cache
         --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
         '{"backend_name": "kvtier", "module_path": "kvtier.sglang", "class_name": "KvtierStorage",
           "interface_v1": 1, "disk": "/nvme/kv:500GiB", "model_path": "/models/MODEL"}'
 
 With "interface_v1" SGLang hands over places in its host pool, and pages are coded from where they
 lie (the layouts layer_first, page_first, page_first_direct and page_head of MHA and MLA pools);
-without it, and for the other pools of the v2 interface (SWA, Mamba, indexer), pages are bytes and
-are kept as they are. Calls are synchronous, as SGLang's are; they come from threads of its own.
+without it, with pages of fewer than 16 tokens (SGLang's default is 1), and for the other pools of
+the v2 interface (SWA, Mamba, indexer), pages are bytes and are kept as they are. Calls are
+synchronous, as SGLang's are; they come from threads of its own.
 Errors: ConfigError from the constructor; afterwards a doubt is a miss, and is counted (counts).
 """
 from __future__ import annotations

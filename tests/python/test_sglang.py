@@ -187,6 +187,15 @@ def test_pages_as_bytes(tmp_path, why, change):
     store.close()
 
 
+@pytest.mark.parametrize("size", [1, 8, 24])
+def test_pages_of_few_tokens_are_not_coded(size):
+    """The codec wants rows of 16 tokens; 1 is the default of SGLang."""
+    host = Host()
+    host.page_size = size
+    with pytest.raises(ValueError, match=f"pages of {size} tokens"):
+        ours.host_shape(host)
+
+
 class State:
     """A pool of states (Mamba): one page is one slot of odd size, no layout that is known."""
 
