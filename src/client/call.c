@@ -71,12 +71,13 @@ static void *call_begin(struct kvt_cache *cache, struct kvt_call *call, uint32_t
 }
 
 /* The reply thread hears of what comes from now on. It slept meanwhile, since nobody rings it while
- * the ring says that nobody sleeps, or somebody else. life: of the connection. */
-static void call_hand_back(struct kvt_cache *cache, uint32_t life)
+ * the ring says that nobody sleeps, or somebody else. That may be the ring of another connection
+ * than ours by now. */
+static void call_hand_back(struct kvt_cache *cache)
 {
-    while (!cache->broken && cache->link_lives == life && !kvt_ring_sleep(&cache->channel.replies))
-        if (kvt_reply_drain(cache) == 0)
-            break;
+    /* a filler whose frame is still being written keeps us awake, and is no reply: once more */
+    while (!cache->broken && !kvt_ring_sleep(&cache->channel.replies))
+        (void)kvt_reply_drain(cache);
     if (cache->broken) /* we found out: it does not know yet */
         kvt_reply_wake(cache);
 }
@@ -84,7 +85,6 @@ static void call_hand_back(struct kvt_cache *cache, uint32_t life)
 /* Look for the answer instead of sleeping, for as long as the user lets us (option "spin"). */
 static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
 {
-    const uint32_t life = cache->link_lives;
     if (cache->settings->spin == KVT_AUTO)
         return;
     const int64_t end = kvt_clock_now(&cache->clock) + (int64_t)cache->settings->spin;
@@ -98,7 +98,7 @@ static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
         if (late)
             break;
     }
-    call_hand_back(cache, life);
+    call_hand_back(cache);
 }
 
 /* Sleep on the ring itself and not on the reply thread: the store then wakes the caller at once,
@@ -107,27 +107,24 @@ static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
  */
 static void call_lead(struct kvt_cache *cache, struct kvt_call *call)
 {
-    const uint32_t life = cache->link_lives;
     if (call->done || cache->broken || cache->lead != NULL || cache->active_count > 0)
         return;
     const int64_t end = kvt_clock_now(&cache->clock) + LEAD_NS;
     for (int64_t left = LEAD_NS; !call->done && !cache->broken && left > 0;) {
         if (kvt_reply_drain(cache) > 0)
             continue;
-        cache->lead_word = kvt_ring_sleep_word(&cache->channel.replies);
-        if (cache->lead_word == NULL && kvt_ring_closed(&cache->channel.replies))
-            break; /* the reply thread finds out */
-        if (cache->lead_word == NULL)
+        _Atomic uint32_t *word = kvt_ring_sleep_word(&cache->channel.replies);
+        if (word == NULL)
             continue;
         cache->lead = call;
-        _Atomic uint32_t *word = cache->lead_word;
+        cache->lead_word = word;
         pthread_mutex_unlock(&cache->lock);
         kvt_ring_word_wait(word, left);
         pthread_mutex_lock(&cache->lock);
         cache->lead = NULL;
         left = end - kvt_clock_now(&cache->clock);
     }
-    call_hand_back(cache, life);
+    call_hand_back(cache);
 }
 
 static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const void *msg)

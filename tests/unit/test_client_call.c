@@ -1,0 +1,174 @@
+/* Calls that wait for one reply: whoever reads the reply ring, its answer is heard of.
+ *
+ * Goal:   a caller that gave up reading the ring itself has left nothing behind for which the reply
+ *         thread is not rung.
+ * Method: the test takes the store's place at the ring of replies, behind the client's back, and
+ *         answers when the caller has stopped leading: once with the ring empty meanwhile, once
+ *         with a reply begun at the end of the ring (a filler is there, no frame behind it yet).
+ */
+#include "support/rig.h"
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/client.h"
+
+enum { CAPACITY = KVT_RING_CAPACITY_MIN, FRAME = CAPACITY / 4, ROUNDS = 20 };
+
+static struct rig rig;
+static struct kvt_ring theirs, store; /* the client's true end; ours, as producer */
+static void *memory;
+static sem_t answered;
+
+/* Point the client's end at another ring. The descriptor stays: its thread polls it. */
+static void use_ring(const struct kvt_ring *ring)
+{
+    struct kvt_ring *replies = &rig.cache->channel.replies;
+
+    pthread_mutex_lock(&rig.cache->lock);
+    replies->shared = ring->shared;
+    replies->data = ring->data;
+    replies->capacity = ring->capacity;
+    replies->head = ring->head;
+    replies->peeked = 0;
+    pthread_mutex_unlock(&rig.cache->lock);
+    kvt_reply_wake(rig.cache);
+}
+
+static void set_up(void)
+{
+    struct rig_shape shape = rig_shape_small(4);
+    struct kvt_ring consumer;
+    size_t bytes = kvt_ring_bytes(CAPACITY);
+
+    rig_init(&rig, &shape, "dram=8MiB", NULL);
+    rig_open(&rig);
+    memory = aligned_alloc(64, bytes);
+    assert_non_null(memory);
+    memset(memory, 0, bytes);
+    theirs = rig.cache->channel.replies;
+    assert_int_equal(kvt_ring_init(&store, memory, CAPACITY, theirs.event_fd, 1), 0);
+    assert_int_equal(kvt_ring_init(&consumer, memory, CAPACITY, -1, 0), 0);
+    use_ring(&consumer);
+    assert_int_equal(sem_init(&answered, 0, 0), 0);
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    use_ring(&theirs);
+    rig_free(&rig);
+    free(memory);
+    return 0;
+}
+
+static void *look_up(void *arg)
+{
+    struct kvt_key key = rig_key(1);
+
+    (void)arg;
+    assert_int_equal(kvt_lookup(rig.ns, &key, 1, NULL, NULL), 0);
+    sem_post(&answered);
+    return NULL;
+}
+
+/* The cookie of the only look-up that is under way, 0: none. leading: whether its caller reads. */
+static uint64_t asked(bool *leading)
+{
+    uint64_t cookie = 0;
+
+    pthread_mutex_lock(&rig.cache->lock);
+    for (uint32_t i = 0; i < KVT_FLIGHTS_MAX; i++)
+        if (rig.cache->flights[i].op == KVT_OP_LOOKUP)
+            cookie = kvt_flight_cookie(rig.cache, &rig.cache->flights[i]);
+    *leading = rig.cache->lead != NULL;
+    pthread_mutex_unlock(&rig.cache->lock);
+    return cookie;
+}
+
+static void reply_make(struct kvt_msg_lookup_reply *reply, uint64_t cookie)
+{
+    memset(reply, 0, FRAME);
+    reply->msg = (struct kvt_msg){.bytes = FRAME,
+                                  .op = KVT_OP_REPLY,
+                                  .reply_to = KVT_OP_LOOKUP,
+                                  .count = 1,
+                                  .cookie = cookie};
+}
+
+/* Replies to nobody, until the next one does not fit before the end of the ring. */
+static void to_the_end(void)
+{
+    while ((store.tail & (CAPACITY - 1)) + FRAME + 8 <= CAPACITY) {
+        struct kvt_msg_lookup_reply *reply = kvt_ring_reserve(&store, FRAME);
+
+        if (reply == NULL) { /* the reply thread is at it */
+            usleep(100);
+            continue;
+        }
+        reply_make(reply, UINT64_MAX);
+        kvt_ring_push(&store, FRAME);
+    }
+}
+
+static void answer_late(bool at_the_end)
+{
+    struct kvt_msg_lookup_reply *reply = NULL;
+    struct timespec limit;
+    uint64_t cookie;
+    pthread_t thread;
+    bool leading = false;
+
+    if (at_the_end)
+        to_the_end();
+    assert_int_equal(pthread_create(&thread, NULL, look_up, NULL), 0);
+    while ((cookie = asked(&leading)) == 0)
+        ;
+    while (at_the_end && reply == NULL) /* there is a filler now */
+        reply = kvt_ring_reserve(&store, FRAME);
+    do
+        usleep(1000);
+    while (asked(&leading) != 0 && leading);
+    usleep(3000); /* longer than anybody leads: also for one that had not begun to */
+    while (reply == NULL)
+        reply = kvt_ring_reserve(&store, FRAME);
+    reply_make(reply, cookie);
+    kvt_ring_push(&store, FRAME);
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec += 20;
+    bool heard = sem_timedwait(&answered, &limit) == 0;
+    if (!heard)
+        kvt_reply_wake(rig.cache);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_true(heard);
+}
+
+static void late_answers_reach_the_caller(void **state)
+{
+    (void)state;
+    set_up();
+    for (unsigned i = 0; i < ROUNDS; i++)
+        answer_late(false);
+}
+
+static void so_do_those_begun_when_it_stops_reading(void **state)
+{
+    (void)state;
+    set_up();
+    for (unsigned i = 0; i < ROUNDS; i++)
+        answer_late(true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(late_answers_reach_the_caller, tear_down),
+        cmocka_unit_test_teardown(so_do_those_begun_when_it_stops_reading, tear_down),
+    };
+
+    return cmocka_run_group_tests_name("client_call", tests, NULL, NULL);
+}
