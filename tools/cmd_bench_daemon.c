@@ -70,7 +70,7 @@ static struct figures pairs_end(struct pairs *pairs)
 
 /* ---- one side once ------------------------------------------------------------------------- */
 
-/* Median of some lookups in microseconds; *late: the longest of them but one in a hundred. */
+/* Median of some lookups in microseconds; *late: the longest of them. */
 static double lookups(struct kvt_bench_side *side, double *late)
 {
     double took[LOOKUPS];
@@ -196,10 +196,9 @@ static int measure_dram(const struct plan *plan, struct results *out)
     close_both(sides);
     if (rc == 0)
         rc = open_both(sides, spinning);
-    if (rc == 0) {
+    if (rc == 0)
         measure_lookups(sides, pairs_of(plan, LOOKUPS), &out->spin, NULL);
-        close_both(sides);
-    }
+    close_both(sides);
     all.count = 0;
     for (uint32_t i = 0; rc == 0 && i < 5 && !kvt_cli_interrupted(); i++, all.count++)
         for (uint32_t turn = 0; turn < SIDES; turn++) {
