@@ -111,12 +111,17 @@ static int mem_submit(struct kvt_remote *self, struct kvt_remote_req *req)
 
     if (remote->refuse || remote->stopped)
         return -EAGAIN;
-    req->next = NULL;
-    if (remote->queue)
-        remote->last->next = req;
-    else
+    if (req->op == KVT_REMOTE_DROP || req->op == KVT_REMOTE_DROP_NS) {
+        req->next = remote->queue; /* nothing promises an order: these overtake all others */
         remote->queue = req;
-    remote->last = req;
+    } else {
+        struct kvt_remote_req **link = &remote->queue;
+
+        while (*link)
+            link = &(*link)->next;
+        req->next = NULL;
+        *link = req;
+    }
     return 0;
 }
 

@@ -448,6 +448,7 @@ static void test_frozen(void **state)
         return;
     remote_help_open(&help, url, NULL, NULL, NULL);
     assert_int_equal(remote_help_put_many(&help, NS, 1, 20, 64, NULL), 20);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, 20, 64, NULL), 20); /* it is connected */
     redis_rig_freeze(&redis, 0, true);
     help.deadline_ns = 200000000;
     assert_int_equal(remote_help_get_many(&help, NS, 1, 20, 64, &status), 0);

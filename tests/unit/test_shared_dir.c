@@ -152,18 +152,23 @@ static void test_what_is_not_a_record(void **state)
     assert_int_equal(remote_help_get(&help, NS, 8, PAGES), 0);
 }
 
+static void file_with(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    assert_int_equal(chmod(path, 0600), 0);
+}
+
 static void test_mac(void **state)
 {
     char key[160];
-    FILE *file;
 
     (void)state;
     snprintf(key, sizeof(key), "%s/key", dir);
-    file = fopen(key, "w");
-    assert_non_null(file);
-    fputs("0123456789abcdef0123456789abcdef", file);
-    fclose(file);
-    assert_int_equal(chmod(key, 0600), 0);
+    file_with(key, "0123456789abcdef0123456789abcdef");
     remote_help_open(&help, where, NULL, key, NULL);
     remote_help_open(&other, where, NULL, NULL, NULL);
     assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), 0);
@@ -171,6 +176,10 @@ static void test_mac(void **state)
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&other, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_STALE);
+    remote_help_close(&other);
+    file_with(key, "another key of thirty-two bytes..");
+    remote_help_open(&other, where, NULL, key, NULL);
+    assert_int_equal(remote_help_get(&other, NS, 1, PAGES), KVT_E_CORRUPT);
 }
 
 static void test_directories_that_cannot_be_used(void **state)
@@ -392,6 +401,27 @@ static void test_one_cleaner_at_a_time(void **state)
     assert_false(lease(now, sizeof(now)));
 }
 
+/* Whoever does not have the lease removes nothing, however much there is, until it is his. */
+static void test_who_has_no_lease_removes_nothing(void **state)
+{
+    const struct timespec later[2] = {{.tv_sec = INT64_C(1) << 32}, {.tv_sec = INT64_C(1) << 32}};
+    char path[200];
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    snprintf(path, sizeof(path), "%s/kvt0/cleaner", dir);
+    file_with(path, "somebody else");
+    assert_int_equal(utimensat(AT_FDCWD, path, later, 0), 0); /* renewed a moment ago, for long */
+    open_clean(&other, 20);
+    rig_sleep_ms(500); /* ten periods */
+    assert_int_equal(remote_help_probe(&help, NS, 1, KEYS, NULL), KEYS);
+    assert_int_equal(unlink(path), 0);
+    for (int i = 0; i < 600 && remote_help_probe(&help, NS, 1, KEYS, NULL) > 20; i++)
+        rig_sleep_ms(50);
+    assert_true(remote_help_probe(&help, NS, 1, KEYS, NULL) <= 20);
+}
+
 /* Two caches over one directory, through the public API. */
 static void test_two_caches(void **state)
 {
@@ -433,6 +463,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_writers_that_are_killed, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_the_cleaner_keeps_the_cap, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_one_cleaner_at_a_time, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_who_has_no_lease_removes_nothing, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_two_caches, begin, tear_down),
     };
 

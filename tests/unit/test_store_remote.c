@@ -323,6 +323,15 @@ static void test_a_hanging_lookup_is_answered(void **state)
     assert_int_equal(found(1, 4, NULL), 4);
 }
 
+/* Four blocks are known to be there, and reads of them hang. */
+static void begin_held(const struct rig_options *o)
+{
+    elsewhere(1, 4);
+    begin(o);
+    assert_int_equal(found(1, 4, NULL), 4);
+    remote.hold = true;
+}
+
 /* A read that hangs: the load misses, the slot is kept until the read has come back, and what it
  * brings then harms nobody. */
 static void test_a_hanging_read_is_given_up(void **state)
@@ -331,10 +340,7 @@ static void test_a_hanging_read_is_given_up(void **state)
     uint64_t numbers[4] = {1, 2, 3, 4}, cookie;
 
     (void)state;
-    elsewhere(1, 4);
-    begin(&o);
-    assert_int_equal(found(1, 4, NULL), 4);
-    remote.hold = true;
+    begin_held(&o);
     cookie = rig_acquire(&rig, 1, ns, numbers, 4, 0, INT64_MAX);
     rig_settle(&rig);
     assert_null(rig_reply(&rig, cookie));
@@ -356,10 +362,7 @@ static void test_loads_end_while_reads_go_on(void **state)
     uint64_t numbers[4] = {1, 2, 3, 4}, cookie;
 
     (void)state;
-    elsewhere(1, 4);
-    begin(&o);
-    assert_int_equal(found(1, 4, NULL), 4);
-    remote.hold = true;
+    begin_held(&o);
     cookie = rig_acquire(&rig, 1, ns, numbers, 4, 0, rig.now_ns + SECOND / 100);
     rig_advance(&rig, SECOND / 50);
     assert_non_null(rig_reply(&rig, cookie));
@@ -624,10 +627,7 @@ static void test_a_purge_during_a_read(void **state)
     uint64_t numbers[4] = {1, 2, 3, 4}, cookie;
 
     (void)state;
-    elsewhere(1, 4);
-    begin(&o);
-    assert_int_equal(found(1, 4, NULL), 4);
-    remote.hold = true;
+    begin_held(&o);
     cookie = rig_acquire(&rig, 1, ns, numbers, 4, 0, INT64_MAX);
     rig_settle(&rig);
     remote.hold = false;
