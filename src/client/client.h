@@ -442,7 +442,7 @@ void kvt_planning_saw(struct kvt_cache *cache, uint32_t tier, double bytes, doub
 void kvt_planning_learn(struct kvt_cache *cache);
 /* The roots are open: their models begin with what was kept of them. No lock is held. */
 void kvt_planning_roots(struct kvt_cache *cache);
-/* Take over what has been learnt since. false: nothing has. No lock is needed: it is closing. */
+/* It is closing: take over what has been learnt since. false: nothing has. No lock is held. */
 bool kvt_planning_keep_all(struct kvt_cache *cache);
 
 /* plan_file.c: what plans have learnt, from and to the first root. */

@@ -161,9 +161,8 @@ static void keep_tiers(struct kvt_cache *cache)
             planning->kept_tier[KVT_TIER_DRAM] = line;
             continue;
         }
-        if (model->taken > most &&
-            tier !=
-                KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE) /* what a root that is new then begins with */
+        const bool shared = tier == KVT_TIER_DISK + KVT_PLAN_ROOT_REMOTE;
+        if (model->taken > most && !shared) /* what a root that is new then begins with */
             planning->kept_tier[KVT_TIER_DISK] = line;
         most = KVT_MAX(most, model->taken);
         if (root_key(cache, tier - KVT_TIER_DISK, &key))
