@@ -13,6 +13,7 @@ Nothing of LMCache is imported here.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -29,7 +30,7 @@ from ._pagestore import (Counts, PageStore, Staging, as_bytes, fetch, open_cache
 from .geometry import GRAIN, PageShape, given, opaque
 from .layout import Identity
 
-_log = logging.getLogger("kvtier.lmcache")
+_log = logging.getLogger("lmcache.kvtier")  # of LMCache's own, which alone have a handler there
 WHERE = "kvtier.lmcache"
 OWN = ("weights_digest", "salt", "geometry")
 _SIZES_MAX = 64  # sizes of chunks that are kept apart
@@ -165,11 +166,10 @@ class KvtierConnector:
 
     def drain_completions(self) -> list[Completion]:
         """(number, whether all went well, what did not, result of each key), each told once."""
-        try:
-            os.eventfd_read(self._event)
-        except (BlockingIOError, OSError):
-            pass
         with self._lock:
+            if self._event >= 0:
+                with contextlib.suppress(BlockingIOError):  # nothing new
+                    os.eventfd_read(self._event)
             done, self._done = self._done, []
         return done
 
@@ -187,7 +187,9 @@ class KvtierConnector:
             chunks.store.close()
         self._sizes.close()
         self.cache.close()
-        os.close(self._event)
+        with self._lock:  # its number may be another file's from now on
+            event, self._event = self._event, -1
+        os.close(event)
 
     # ---- the threads ----
 

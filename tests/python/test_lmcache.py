@@ -138,6 +138,8 @@ def test_models_salts_and_digests_keep_apart(tmp_path):
     for more in ({"salt": "tenant"}, {"weights_digest": "v2"}):
         client = Client(store, **more)
         assert client.exists(keys) == [False] * 2
+        assert client.set(names(1, str(model), 8), [chunk(5)])[0]  # its sizes are known from now on
+        assert client.exists(keys) == [False] * 2
         client.plug.close()
     (model / "model.safetensors").write_bytes(b"two, of another length")
     client = Client(store)
@@ -159,11 +161,17 @@ def test_params_that_make_no_sense_stop_the_start(tmp_path, more, words):
 
 def test_close_ends_what_was_submitted(tmp_path):
     client = Client(tmp_path)
+    event = client.plug.event_fd()
     numbers = [client.plug.submit_batch_set([key], [chunk(i)])
                for i, key in enumerate(names(20))]
     client.plug.close()
     told = client.plug.drain_completions()
     assert [t[0] for t in told] == numbers and all(t[1] for t in told)
+    other = os.eventfd(1, os.EFD_NONBLOCK)
+    os.dup2(other, event)  # the number of the one that was closed is another file's now
+    assert client.plug.drain_completions() == [] and os.eventfd_read(other) == 1
+    os.close(event)
+    os.close(other)
     client.plug.close()
     with pytest.raises(KvtierError, match="closed"):
         client.plug.submit_batch_exists(names(1))
@@ -235,14 +243,14 @@ class Server:
         adapter = {"type": "native_plugin", "module_path": "kvtier.lmcache",
                    "class_name": "KvtierConnector", "adapter_params": params(store)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "import logging, sys; logging.basicConfig(level=logging.INFO); "
-             "logging.getLogger('kvtier.lmcache').setLevel(logging.DEBUG); "
-             "from lmcache.cli.main import main; sys.exit(main())", "server",
+            [sys.executable, "-c", "import sys; from lmcache.cli.main import main; "
+             "sys.exit(main())", "server",
              "--host", "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1",
              "--http-port", str(free_port()), "--l1-size-gb", "1", "--eviction-policy", "LRU",
              "--chunk-size", "64", "--supported-transfer-mode", "engine_driven",
              "--l2-adapter", json.dumps(adapter)], stdout=open(log, "wb"),
-            stderr=subprocess.STDOUT, env={**os.environ, "LMCACHE_TRACK_USAGE": "false"})
+            stderr=subprocess.STDOUT, env={**os.environ, "LMCACHE_TRACK_USAGE": "false",
+                                           "LMCACHE_LOG_LEVEL": "DEBUG"})
 
     def until_stored(self, count):
         """Until so many chunks are; LMCache queues them for its second level."""
@@ -304,6 +312,8 @@ def test_vllm_finds_its_prompt_after_a_restart_of_the_server(tiny, tmp_path):
         cold, native = ask(server, tiny, [prompt, prompt])
         assert cold["cached"] == 0 and native["cached"] == 384
         server.until_stored(384 // 64)
+        assert re.search(r"kvtier: chunks of \d+ bytes, as they are, \d+ stored, namespace",
+                         server.log.read_text(errors="replace"))
     finally:
         server.stop()
     server = Server(tmp_path / "store", tmp_path / "second.log")
