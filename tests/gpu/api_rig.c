@@ -1,6 +1,7 @@
 /* See api_rig.h. */
 #include "gpu/api_rig.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,44 @@
 #include "codec/half.h"
 #include "gpu/driver.h"
 #include "support/rig.h"
+
+/* ---- the fake driver ---- */
+
+struct fake_cuda *fake;
+
+int api_fake_load(void **state)
+{
+    (void)state;
+    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
+    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
+    return fake != NULL ? 0 : -1;
+}
+
+int api_fake_reset(void **state)
+{
+    (void)state;
+    memset(fake, 0, sizeof(*fake));
+    fake->version = 12040;
+    fake->device_count = 1;
+    fake->capability = 90;
+    fake->seed = rig_seed();
+    return 0;
+}
+
+void api_fake_nothing_left(void)
+{
+    assert_int_equal(fake->retained, 0);
+    assert_int_equal(fake->context_depth, 0);
+    assert_int_equal(fake->memory, 0);
+    assert_int_equal(fake->host_memory, 0);
+    assert_int_equal(fake->registered, 0);
+    assert_int_equal(fake->streams, 0);
+    assert_int_equal(fake->events, 0);
+    assert_int_equal(fake->modules, 0);
+    assert_int_equal(fake->out_of_context, 0);
+}
+
+/* ---- the engine ---- */
 
 static size_t element_bytes(const struct api *api)
 {

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "gpu/cuda_abi.h"
+#include "gpu/fake_cuda.h"
 #include "kvtier/kvtier.h"
 
 #define API_PARTS_MAX 160u
@@ -83,6 +84,13 @@ bool api_same(struct api *api);
 /* Replace a page of the mirror by what a load of it at `level` gives (level as the store chooses
  * it: the first at or above that passes the guard); returns that level. */
 int api_coded(struct api *api, uint32_t page, int level);
+
+/* Tests over the fake driver. api_fake_load(): it is loaded once for good, so that its counters
+ * outlive the code under test; api_fake_reset(): a good driver of one device, and nothing alive. */
+extern struct fake_cuda *fake; /* NULL before */
+int api_fake_load(void **state);
+int api_fake_reset(void **state);
+void api_fake_nothing_left(void);
 
 struct kvt_key api_key(uint64_t seed);
 /* Blocks first, first + 1, ... as one chain from position first_pos, pages from `page` on; waits.

@@ -6,7 +6,6 @@
  * Method: api_rig.h over the fake driver, or, with KVT_TEST_DRIVER=system, over a real one; a
  * kvtierd as a process of its own (daemon_rig.h), stopped, killed and started again.
  */
-#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -25,33 +24,19 @@
 #define FIRST 1000u
 #define WAIT_MS 60000u
 
-static struct fake_cuda *fake; /* NULL: a real driver */
-
 static const struct api_shape shape = {"daemon",       4,       2,    128, 16, BLOCKS,
                                        KVT_DTYPE_BF16, API_NHD, false};
 
 static int prepare(void **state)
 {
     const char *driver = getenv("KVT_TEST_DRIVER");
-    (void)state;
-    if (driver != NULL && strcmp(driver, "system") == 0)
-        return 0;
-    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
-    return fake != NULL ? 0 : -1;
+    bool real = driver != NULL && strcmp(driver, "system") == 0;
+    return real ? 0 : api_fake_load(state);
 }
 
 static int reset(void **state)
 {
-    (void)state;
-    if (fake == NULL)
-        return 0;
-    memset(fake, 0, sizeof(*fake));
-    fake->version = 12040;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = rig_seed();
-    return 0;
+    return fake == NULL ? 0 : api_fake_reset(state); /* NULL: a real driver */
 }
 
 /* Until a number is, or, below: is less than, a value. */

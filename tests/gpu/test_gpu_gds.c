@@ -29,37 +29,25 @@
 #define FIRST 1000u
 #define REQUIRED "dram=16MiB,threads=1,gds=required"
 
-static struct fake_cuda *fake;
 static struct fake_cufile *cufile;
 
 static const struct api_shape small = {"small",        2,       2,    64, 16, BLOCKS,
                                        KVT_DTYPE_BF16, API_NHD, false};
 
-static void *fake_of(const char *library, const char *symbol)
-{
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    return handle != NULL ? dlsym(handle, symbol) : NULL;
-}
-
 static int load_fakes(void **state)
 {
-    (void)state;
     /* Roots lie where the build is: /tmp may be a file system without O_DIRECT. */
     if (setenv("TMPDIR", ".", 1) != 0)
         return -1;
-    fake = fake_of(KVT_FAKE_CUDA, "fake_cuda");
-    cufile = fake_of(KVT_FAKE_CUFILE, "fake_cufile");
-    return fake != NULL && cufile != NULL ? 0 : -1;
+    void *library = dlopen(KVT_FAKE_CUFILE, RTLD_NOW | RTLD_LOCAL);
+    cufile = library != NULL ? dlsym(library, "fake_cufile") : NULL;
+    return cufile != NULL ? api_fake_load(state) : -1;
 }
 
 static int reset(void **state)
 {
-    (void)state;
-    memset(fake, 0, sizeof(*fake));
+    (void)api_fake_reset(state);
     fake->version = 13000;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = rig_seed();
     memset(cufile, 0, sizeof(*cufile));
     cufile->version = 1200;
     cufile->path = FAKE_P2P;
@@ -72,14 +60,7 @@ static void assert_nothing_left(void)
     assert_int_equal(cufile->handles, 0);
     assert_int_equal(cufile->buffers, 0);
     assert_int_equal(cufile->misaligned, 0);
-    assert_int_equal(fake->retained, 0);
-    assert_int_equal(fake->context_depth, 0);
-    assert_int_equal(fake->memory, 0);
-    assert_int_equal(fake->host_memory, 0);
-    assert_int_equal(fake->registered, 0);
-    assert_int_equal(fake->streams, 0);
-    assert_int_equal(fake->events, 0);
-    assert_int_equal(fake->out_of_context, 0);
+    api_fake_nothing_left();
 }
 
 static void start(struct api *api, const struct api_shape *shape, const char *config)

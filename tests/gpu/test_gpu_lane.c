@@ -8,7 +8,6 @@
  * Method: api_rig.h over fake_cuda.c, whose streams run in random order with the scalar codec in
  *         place of the kernels and which fails any call on demand.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,41 +23,7 @@
 #include "gpu/gpu.h"
 #include "support/rig.h"
 
-static struct fake_cuda *fake;
-
 static const struct api_shape small = {"small", 2, 2, 64, 16, 48, KVT_DTYPE_BF16, API_NHD, false};
-
-static int load_fake(void **state)
-{
-    (void)state;
-    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
-    return fake != NULL ? 0 : -1;
-}
-
-static int reset(void **state)
-{
-    (void)state;
-    memset(fake, 0, sizeof(*fake));
-    fake->version = 12040;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = rig_seed();
-    return 0;
-}
-
-static void assert_nothing_left(void)
-{
-    assert_int_equal(fake->retained, 0);
-    assert_int_equal(fake->context_depth, 0);
-    assert_int_equal(fake->memory, 0);
-    assert_int_equal(fake->host_memory, 0);
-    assert_int_equal(fake->registered, 0);
-    assert_int_equal(fake->streams, 0);
-    assert_int_equal(fake->events, 0);
-    assert_int_equal(fake->modules, 0);
-    assert_int_equal(fake->out_of_context, 0);
-}
 
 /* These tests need kernels in the build: the fake driver runs them by name. */
 static void start(struct api *api, const struct api_shape *shape, const char *config, bool disk)
@@ -125,7 +90,7 @@ static void round_trip(const struct api_shape *shape, enum api_values values)
     assert_int_equal(api_stat(&api, "client.bad_move"), 0);
     assert_int_equal(api_stat(&api, "gpu.failed_blocks"), 0);
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 static void test_round_trips(void **state)
@@ -158,7 +123,7 @@ static void test_ladder(void **state)
     assert_int_equal(api_store(&api, 101, 48, 0, 0, status), 48);
     assert_true(api_stat(&api, "store.nonfinite") > 0);
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* A device pool and a host pool of one layout share records in both directions. */
@@ -195,7 +160,7 @@ static void test_pools_mix(void **state)
     free(loaded);
     kvt_pool_unregister(host);
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* More blocks than DRAM holds, on disk: loads stage through a few slots. */
@@ -214,7 +179,7 @@ static void test_small_dram(void **state)
     assert_int_equal(api_load(&api, 500, 48, 0, NULL), 48);
     assert_true(api_same(&api));
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* ---- pinning ---- */
@@ -235,7 +200,7 @@ static void test_pinned(void **state)
     assert_int_equal(api_load(&api, 1, 8, 0, NULL), 8);
     assert_true(fake->batches > 0); /* pinned records go in batches */
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 static void test_c37_pinning_fails(void **state)
@@ -245,7 +210,7 @@ static void test_c37_pinning_fails(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(results) / sizeof(results[0]); i++) {
         struct api api;
-        reset(NULL);
+        api_fake_reset(NULL);
         start(&api, &small, "dram=64MiB,threads=1", false);
         fake->fail = "cuMemHostRegister";
         fake->fail_result = results[i];
@@ -267,7 +232,7 @@ static void test_c37_pinning_fails(void **state)
         assert_non_null(warning);
         assert_null(strstr(warning + 1, "the CUDA driver"));
         api_free(&api);
-        assert_nothing_left();
+        api_fake_nothing_left();
     }
 }
 
@@ -310,7 +275,7 @@ static void test_refused_pools(void **state)
     assert_int_equal(kvt_store(api.ns, api.pool, &key, &id, 1, NULL, &req), KVT_E_INVAL);
     assert_int_equal(kvt_load(api.ns, api.pool, &key, &id, 1, NULL, &req), KVT_E_INVAL);
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 static void test_no_driver(void **state)
@@ -330,7 +295,7 @@ static void test_no_driver(void **state)
     api_stat_text(&api, "gpu.state", text, sizeof(text));
     assert_non_null(strstr(text, "older than CUDA 12.0"));
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* The device is lost in the middle: statuses, counters, one warning; host pools live on, and so
@@ -343,7 +308,7 @@ static void lose_device(const char *call, int after, int result)
     uint32_t ids[8];
     struct kvt_req *req;
     int32_t status[48];
-    reset(NULL);
+    api_fake_reset(NULL);
     start(&api, &small, "dram=16MiB,threads=1", false);
     api_open(&api);
     fill(&api, 48, 1, API_SMOOTH);
@@ -394,7 +359,7 @@ static void test_passing_failures(void **state)
     for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
         struct api api;
         int32_t status[16];
-        reset(NULL);
+        api_fake_reset(NULL);
         start(&api, &small, "dram=16MiB,threads=1", false);
         api_open(&api);
         fill(&api, 16, 1, API_SMOOTH);
@@ -406,7 +371,7 @@ static void test_passing_failures(void **state)
         assert_int_equal(api_stat(&api, "gpu.lost"), 0);
         assert_int_equal(api_store(&api, 1, 16, 0, 0, status), 16);
         api_free(&api);
-        assert_nothing_left();
+        api_fake_nothing_left();
     }
 }
 
@@ -438,7 +403,7 @@ static void test_corrupt_record(void **state)
     assert_int_equal(api_load(&api, 1, 8, 0, status), 3); /* gone for good: a chain ends there */
     assert_int_equal(status[3], KVT_E_MISS);
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* ---- requests ---- */
@@ -480,7 +445,7 @@ static void test_cancel_and_close(void **state)
     kvt_close(api.cache);
     api.cache = NULL;
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* The engine writes its pages late, on its own stream: a store that waits for the stream, or for an
@@ -545,7 +510,7 @@ static void test_engine_order(void **state)
         api_leave(&api);
     }
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 static void test_wait_refusals(void **state)
@@ -591,7 +556,7 @@ static void test_wait_refusals(void **state)
     assert_int_equal(kvt_req_status(req, NULL)[0], KVT_E_MISS);
     kvt_req_free(req);
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* A pace holds: 40 blocks of 8 KiB a record at 1 MiB/s take some 0.2 s and more. */
@@ -608,27 +573,27 @@ static void test_pace(void **state)
     double seconds = (double)(rig_now_ns() - before) * 1e-9;
     assert_true(seconds > 0.8 * bytes / (1 << 20));
     api_free(&api);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_round_trips, reset),
-        cmocka_unit_test_setup(test_ladder, reset),
-        cmocka_unit_test_setup(test_pools_mix, reset),
-        cmocka_unit_test_setup(test_small_dram, reset),
-        cmocka_unit_test_setup(test_pinned, reset),
-        cmocka_unit_test_setup(test_c37_pinning_fails, reset),
-        cmocka_unit_test_setup(test_refused_pools, reset),
-        cmocka_unit_test_setup(test_no_driver, reset),
-        cmocka_unit_test_setup(test_device_lost, reset),
-        cmocka_unit_test_setup(test_passing_failures, reset),
-        cmocka_unit_test_setup(test_corrupt_record, reset),
-        cmocka_unit_test_setup(test_cancel_and_close, reset),
-        cmocka_unit_test_setup(test_engine_order, reset),
-        cmocka_unit_test_setup(test_wait_refusals, reset),
-        cmocka_unit_test_setup(test_pace, reset),
+        cmocka_unit_test_setup(test_round_trips, api_fake_reset),
+        cmocka_unit_test_setup(test_ladder, api_fake_reset),
+        cmocka_unit_test_setup(test_pools_mix, api_fake_reset),
+        cmocka_unit_test_setup(test_small_dram, api_fake_reset),
+        cmocka_unit_test_setup(test_pinned, api_fake_reset),
+        cmocka_unit_test_setup(test_c37_pinning_fails, api_fake_reset),
+        cmocka_unit_test_setup(test_refused_pools, api_fake_reset),
+        cmocka_unit_test_setup(test_no_driver, api_fake_reset),
+        cmocka_unit_test_setup(test_device_lost, api_fake_reset),
+        cmocka_unit_test_setup(test_passing_failures, api_fake_reset),
+        cmocka_unit_test_setup(test_corrupt_record, api_fake_reset),
+        cmocka_unit_test_setup(test_cancel_and_close, api_fake_reset),
+        cmocka_unit_test_setup(test_engine_order, api_fake_reset),
+        cmocka_unit_test_setup(test_wait_refusals, api_fake_reset),
+        cmocka_unit_test_setup(test_pace, api_fake_reset),
     };
-    return cmocka_run_group_tests(tests, load_fake, NULL);
+    return cmocka_run_group_tests(tests, api_fake_load, NULL);
 }

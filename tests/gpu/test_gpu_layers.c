@@ -7,7 +7,6 @@
  * Method: api_rig.h over the fake driver, whose streams run as late as they may and in random
  * order; a host pool of the same cache loads the same records and is the judge.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,30 +24,9 @@
 #define PAGES 5u
 #define LAYERS 24u
 
-static struct fake_cuda *fake;
-
 /* Records of 384 KiB: three ranges; the first block, raw, has more. */
 static const struct api_shape large = {"layers", LAYERS,         8,       128,  16,
                                        PAGES,    KVT_DTYPE_BF16, API_NHD, false};
-
-static int load_fake(void **state)
-{
-    (void)state;
-    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
-    return fake != NULL ? 0 : -1;
-}
-
-static int reset(void **state)
-{
-    (void)state;
-    memset(fake, 0, sizeof(*fake));
-    fake->version = 12040;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = rig_seed();
-    return 0;
-}
 
 static void start(struct api *api, const char *config, bool disk)
 {
@@ -117,7 +95,7 @@ static void test_layers_come_first(void **state)
     struct api api;
     (void)state;
     for (int round = 0; round < 3; round++) {
-        reset(NULL);
+        api_fake_reset(NULL);
         fake->seed += (uint64_t)round;
         start(&api, "dram=64MiB,threads=1", false);
         assert_int_equal(api_store(&api, 10, PAGES, 0, 0, NULL), PAGES);
@@ -303,7 +281,7 @@ static void test_device_lost(void **state)
     struct api api;
     (void)state;
     for (int after = 0; after < 4; after++) {
-        reset(NULL);
+        api_fake_reset(NULL);
         start(&api, "dram=64MiB,threads=1", false);
         assert_int_equal(api_store(&api, 10, PAGES, 0, 0, NULL), PAGES);
         fake->fail = "cuEventSynchronize";
@@ -327,13 +305,13 @@ static void test_device_lost(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_layers_come_first, reset),
-        cmocka_unit_test_setup(test_waits, reset),
-        cmocka_unit_test_setup(test_damage_is_known_before_the_last_layer, reset),
-        cmocka_unit_test_setup(test_from_disk, reset),
-        cmocka_unit_test_setup(test_many, reset),
-        cmocka_unit_test_setup(test_failures, reset),
-        cmocka_unit_test_setup(test_device_lost, reset),
+        cmocka_unit_test_setup(test_layers_come_first, api_fake_reset),
+        cmocka_unit_test_setup(test_waits, api_fake_reset),
+        cmocka_unit_test_setup(test_damage_is_known_before_the_last_layer, api_fake_reset),
+        cmocka_unit_test_setup(test_from_disk, api_fake_reset),
+        cmocka_unit_test_setup(test_many, api_fake_reset),
+        cmocka_unit_test_setup(test_failures, api_fake_reset),
+        cmocka_unit_test_setup(test_device_lost, api_fake_reset),
     };
-    return cmocka_run_group_tests(tests, load_fake, NULL);
+    return cmocka_run_group_tests(tests, api_fake_load, NULL);
 }

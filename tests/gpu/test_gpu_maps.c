@@ -6,7 +6,6 @@
  * Method: both kinds of pool over one cache, with the same pages: what one stores the other loads,
  *         in both directions, and the bytes of the two pools are compared whole.
  */
-#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -21,27 +20,6 @@
 #include "support/rig.h"
 
 #define PAGES 40u
-
-static struct fake_cuda *fake;
-
-static int load_fake(void **state)
-{
-    (void)state;
-    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
-    return fake != NULL ? 0 : -1;
-}
-
-static int reset(void **state)
-{
-    (void)state;
-    memset(fake, 0, sizeof(*fake));
-    fake->version = 12040;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = rig_seed();
-    return 0;
-}
 
 /* A device pool, a host pool over the mirror, and what the pages were. */
 struct pair {
@@ -153,7 +131,7 @@ static void test_excluded_layers(void **state)
     for (size_t s = 0; s < sizeof(shapes) / sizeof(shapes[0]); s++)
         for (int by_host = 0; by_host < 2; by_host++) {
             struct pair p;
-            reset(NULL);
+            api_fake_reset(NULL);
             assert_true(start(&p, &shapes[s], "dram=64MiB,threads=1,exclude_layers=0+last", false));
             pair_open(&p);
             fill(&p, API_SMOOTH);
@@ -329,11 +307,11 @@ static void test_groups(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_excluded_layers, reset),
-        cmocka_unit_test_setup(test_excluded_after_restart, reset),
-        cmocka_unit_test_setup(test_chosen_maps, reset),
-        cmocka_unit_test_setup(test_damaged_maps, reset),
-        cmocka_unit_test_setup(test_groups, reset),
+        cmocka_unit_test_setup(test_excluded_layers, api_fake_reset),
+        cmocka_unit_test_setup(test_excluded_after_restart, api_fake_reset),
+        cmocka_unit_test_setup(test_chosen_maps, api_fake_reset),
+        cmocka_unit_test_setup(test_damaged_maps, api_fake_reset),
+        cmocka_unit_test_setup(test_groups, api_fake_reset),
     };
-    return cmocka_run_group_tests(tests, load_fake, NULL);
+    return cmocka_run_group_tests(tests, api_fake_load, NULL);
 }

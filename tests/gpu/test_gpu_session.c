@@ -6,7 +6,6 @@
  * Method: api_rig.h over fake_cuda.c; a mirror of the whole pool is kept by the session's own plan,
  *         and compared after each step.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,28 +24,8 @@ enum { UNIT = 16, PAGES = 48, TOKENS_MAX = 1024 };
 
 static const struct api_shape shape = {"sessions",     2,       2,    64, UNIT, PAGES,
                                        KVT_DTYPE_BF16, API_NHD, false};
-static struct fake_cuda *fake;
 static struct api api;
 static struct kvt_session_mgr *mgr;
-
-static int load_fake(void **state)
-{
-    (void)state;
-    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
-    return fake != NULL ? 0 : -1;
-}
-
-static int reset(void **state)
-{
-    (void)state;
-    memset(fake, 0, sizeof(*fake));
-    fake->version = 12040;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = rig_seed();
-    return 0;
-}
 
 static void open_mgr(void)
 {
@@ -199,8 +178,8 @@ static void test_cooling_by_a_scratch_page(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_out_of_the_gpu_and_back, reset),
-        cmocka_unit_test_setup(test_cooling_by_a_scratch_page, reset),
+        cmocka_unit_test_setup(test_out_of_the_gpu_and_back, api_fake_reset),
+        cmocka_unit_test_setup(test_cooling_by_a_scratch_page, api_fake_reset),
     };
-    return cmocka_run_group_tests(tests, load_fake, NULL);
+    return cmocka_run_group_tests(tests, api_fake_load, NULL);
 }

@@ -6,7 +6,6 @@
  * same bytes, and large ones by the copy engine; what fails costs nothing. Method: the fake driver,
  * with a clock that counts its copies and launches instead of time.
  */
-#include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +24,6 @@
 #define BLOCKS 48u
 #define TUNED "dram=16MiB,threads=1,gpu_tune=yes"
 
-static struct fake_cuda *fake;
 static const struct api_shape small = {"small",        2,       2,    64, 16, BLOCKS,
                                        KVT_DTYPE_BF16, API_NHD, false};
 
@@ -42,24 +40,10 @@ static int64_t count_work(void *ctx)
 
 static struct kvt_clock counting = {count_work, NULL};
 
-static int load_fake(void **state)
-{
-    (void)state;
-    void *library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    fake = library != NULL ? dlsym(library, "fake_cuda") : NULL;
-    return fake != NULL ? 0 : -1;
-}
-
 static int reset(void **state)
 {
-    (void)state;
-    memset(fake, 0, sizeof(*fake));
-    fake->version = 12040;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = rig_seed();
     prices = (struct prices){1000, 1};
-    return 0;
+    return api_fake_reset(state);
 }
 
 static struct kvt_gpu *open_gpu(void)
@@ -280,5 +264,5 @@ int main(void)
         print_message("skipped: no GPU kernels in this build, so no device opens\n");
         return 77;
     }
-    return cmocka_run_group_tests(tests, load_fake, NULL);
+    return cmocka_run_group_tests(tests, api_fake_load, NULL);
 }
