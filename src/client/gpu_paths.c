@@ -88,12 +88,20 @@ static bool take_numbers(const char *at, struct kvt_gpu_tuned *tuned)
     return *at == '\n';
 }
 
-static bool find(const char *text, const char *key, struct kvt_gpu_tuned *tuned)
+/* The numbers of a line that is the key's; else NULL. */
+static const char *numbers_of(const char *line, const char *key)
 {
     size_t len = strlen(key);
-    for (const char *line = text; *line != '\0'; line = strchr(line, '\n') + 1)
-        if (strncmp(line, key, len) == 0 && line[len] == ' ')
-            return take_numbers(line + len, tuned);
+    return strncmp(line, key, len) == 0 && line[len] == ' ' ? line + len : NULL;
+}
+
+static bool find(const char *text, const char *key, struct kvt_gpu_tuned *tuned)
+{
+    for (const char *line = text; *line != '\0'; line = strchr(line, '\n') + 1) {
+        const char *numbers = numbers_of(line, key);
+        if (numbers != NULL)
+            return take_numbers(numbers, tuned);
+    }
     return false;
 }
 
@@ -108,7 +116,7 @@ static size_t compose(const char *old, const char *key, const struct kvt_gpu_tun
     for (const char *next; *line != '\0'; line = next) {
         next = strchr(line, '\n') + 1;
         size_t bytes = (size_t)(next - line);
-        if (strncmp(line, key, strlen(key)) == 0 || len + bytes > BYTES_MAX)
+        if (numbers_of(line, key) != NULL || len + bytes > BYTES_MAX)
             continue;
         memcpy(text + len, line, bytes);
         len += bytes;

@@ -229,6 +229,11 @@ static void test_kept(void **state)
     /* The last one was another driver's: both are in the file now. */
     fake->version = 12030;
     reopen(&api, "kept: by the SMs up to 4, 5, 6 blocks of a load and 7, 8, 9");
+    /* A setting whose name begins as ours does is another one: its line stays too. */
+    put_file(&api, "kvtier-gpu-paths 1\nFake GPU|12030|90|16|320 1 2 3 4 5 6 7 8 9\n");
+    reopen(&api, "measured");
+    snprintf(api.config, sizeof(api.config), "%s", TUNED ",gpu_store_ctas=320");
+    reopen(&api, "kept: by the SMs up to 4, 5, 6 blocks of a load and 7, 8, 9");
     api_free(&api);
 }
 
