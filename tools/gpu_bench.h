@@ -9,6 +9,7 @@
 
 #include "base/rng.h"
 #include "gpu/gpu_internal.h"
+#include "kvtier/kvtier.h"
 
 #define GPU_BENCH_REPS_MAX 99
 
@@ -50,6 +51,13 @@ struct gpu_bench_figure {
     double seconds, encoded_gbps, equiv_gbps;
 };
 
+/* A cache that the pool is registered with. */
+struct gpu_bench_target {
+    struct kvt_cache *cache;
+    struct kvt_ns *ns;
+    struct kvt_pool *pool;
+};
+
 double gpu_bench_now(void);
 double gpu_bench_median(double *values, size_t n); /* sorts them */
 
@@ -80,6 +88,13 @@ int gpu_bench_small(struct gpu_bench *b);
 int gpu_bench_layers(struct gpu_bench *b);
 /* gpu_bench_cache.c: the same through kvt_store() and kvt_load(). */
 int gpu_bench_cache(struct gpu_bench *b);
+/* Open a cache, register the pool with it, and wait until its arena is pinned, or clearly will not
+ * be. _close() also after an error, with target all zero before. */
+int gpu_bench_target_open(struct gpu_bench *b, const struct kvt_config *config,
+                          struct gpu_bench_target *target);
+void gpu_bench_target_close(struct gpu_bench_target *target);
+/* Wait for a request, and free it: its report, or the first error of its n blocks. */
+int gpu_bench_finish(struct kvt_req *req, size_t n, struct kvt_req_report *report);
 /* gpu_bench_disk.c: from the drive of b->dir. */
 int gpu_bench_disk(struct gpu_bench *b);
 /* gpu_bench_gemm.c: beside a saturating stream of matrix products. */

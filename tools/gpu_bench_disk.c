@@ -32,9 +32,7 @@
 struct disk_run {
     struct gpu_bench *b;
     char root[PATH_MAX];
-    struct kvt_cache *cache;
-    struct kvt_ns *ns;
-    struct kvt_pool *pool;
+    struct gpu_bench_target target;
     struct kvt_key *keys;
     uint32_t *ids;
     uint64_t record_bytes; /* of all blocks */
@@ -65,8 +63,7 @@ static int open_cache(struct disk_run *run)
 {
     struct gpu_bench *b = run->b;
     struct kvt_config *config;
-    struct kvt_identity identity;
-    char disk[PATH_MAX + 32], error[256] = "";
+    char disk[PATH_MAX + 32];
     int rc = kvt_config_new(&config);
     if (rc != 0)
         return gpu_bench_fail(b, rc, "configuration");
@@ -74,43 +71,9 @@ static int open_cache(struct disk_run *run)
     rc = kvt_config_set_all(config, "dram=1GiB,gpu_store_ctas=64");
     if (rc == 0)
         rc = kvt_config_set(config, "disk", disk);
-    if (rc == 0)
-        rc = kvt_open(config, &run->cache, error, sizeof(error));
+    rc = rc == 0 ? gpu_bench_target_open(b, config, &run->target)
+                 : gpu_bench_fail(b, rc, "configuration");
     kvt_config_free(config);
-    if (rc != 0)
-        return gpu_bench_fail(b, rc, error[0] ? error : "cache");
-    run->cache->gpu_library = b->driver;
-    kvt_identity_init(&identity);
-    identity.engine = "bench";
-    identity.model = b->geometry->name;
-    rc = kvt_ns_open(run->cache, &identity, &b->layout, &run->ns);
-    if (rc == 0)
-        rc = kvt_pool_register(run->cache, &b->layout, &b->pool, &run->pool);
-    struct timespec pause = {.tv_nsec = 5000000};
-    while (rc == 0 && kvt_pin_state(&run->cache->pin) == KVT_PIN_PINNING)
-        nanosleep(&pause, NULL);
-    return gpu_bench_fail(b, rc, "registering the pool");
-}
-
-static void close_cache(struct disk_run *run)
-{
-    kvt_pool_unregister(run->pool);
-    kvt_ns_close(run->ns);
-    kvt_close(run->cache);
-    run->pool = NULL;
-    run->ns = NULL;
-    run->cache = NULL;
-}
-
-static int finish(struct kvt_req *req, size_t n, struct kvt_req_report *report)
-{
-    report->struct_size = sizeof(*report);
-    (void)kvt_req_wait(req, -1);
-    int rc = kvt_req_report(req, report);
-    const int32_t *status = kvt_req_status(req, NULL);
-    for (size_t i = 0; i < n && rc == 0; i++)
-        rc = status[i];
-    kvt_req_free(req);
     return rc;
 }
 
@@ -125,14 +88,15 @@ static int store_all(struct disk_run *run)
                                       .first_pos = (uint32_t)at * 16,
                                       .parent = at > 0 ? &run->keys[at - 1] : NULL};
         struct kvt_req *req;
-        rc = kvt_store(run->ns, run->pool, run->keys + at, run->ids + at, n, &opts, &req);
+        rc = kvt_store(run->target.ns, run->target.pool, run->keys + at, run->ids + at, n, &opts,
+                       &req);
         if (rc == 0)
-            rc = finish(req, n, &report);
+            rc = gpu_bench_finish(req, n, &report);
         if (rc == 0)
-            rc = kvt_flush(run->cache);
+            rc = kvt_flush(run->target.cache);
         run->record_bytes += report.bytes_moved;
     }
-    close_cache(run);
+    gpu_bench_target_close(&run->target);
     return gpu_bench_fail(b, rc, "storing to the drive");
 }
 
@@ -144,16 +108,17 @@ static int load_once(struct disk_run *run, double *seconds)
     int rc = open_cache(run);
     if (rc == 0) {
         double start = gpu_bench_now();
-        rc = kvt_load(run->ns, run->pool, run->keys, run->ids, (size_t)b->blocks, NULL, &req);
+        rc = kvt_load(run->target.ns, run->target.pool, run->keys, run->ids, (size_t)b->blocks,
+                      NULL, &req);
         if (rc == 0)
-            rc = finish(req, (size_t)b->blocks, &report);
+            rc = gpu_bench_finish(req, (size_t)b->blocks, &report);
         *seconds = gpu_bench_now() - start;
     }
     if (rc == 0 && report.blocks_disk != (uint64_t)b->blocks)
         rc = KVT_E_STATE; /* some came from DRAM: not what is measured here */
     if (rc == 0)
-        rc = kvt_stats_get(run->cache, "gpu.gds.reads", &run->direct_blocks);
-    close_cache(run);
+        rc = kvt_stats_get(run->target.cache, "gpu.gds.reads", &run->direct_blocks);
+    gpu_bench_target_close(&run->target);
     return gpu_bench_fail(b, rc, "loading from the drive");
 }
 
