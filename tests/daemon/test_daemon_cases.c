@@ -183,7 +183,7 @@ static void test_c56_a_second_daemon_takes_the_root_over(void **state)
     assert_int_equal(daemon_stat(&second, "disk.roots"), 0);
     daemon_kill(&server);
     killed = rig_now_ns();
-    daemon_wait_stat(&second, "disk.roots", 1, 4000);
+    daemon_wait_stat(&second, "disk.roots", 1, 60000);
     print_message("           taken over after %lld ms\n",
                   (long long)((rig_now_ns() - killed) / 1000000));
     snprintf(rig.config, sizeof(rig.config), "%s", second.config);
