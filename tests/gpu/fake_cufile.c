@@ -9,8 +9,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "gpu/cufile_abi.h"
@@ -128,9 +130,20 @@ static void count(uint64_t bytes)
     gpu[KVT_CF_NVFS_READS] += path == FAKE_NVFS;
 }
 
+static void wait_while_held(void)
+{
+    static const struct timespec a_while = {.tv_nsec = 1000000};
+    if (atomic_load(&fake_cufile.hold) == 0)
+        return;
+    atomic_fetch_add(&fake_cufile.held, 1);
+    while (atomic_load(&fake_cufile.hold) != 0)
+        (void)nanosleep(&a_while, NULL);
+}
+
 EXPORT ssize_t cuFileRead(void *handle, void *base, size_t bytes, off_t file_offset,
                           off_t base_offset)
 {
+    wait_while_held();
     pthread_mutex_lock(&lock);
     int fd = *(int *)handle - 1, number = fake_cufile.reads++;
     char *to = (char *)base + base_offset;

@@ -20,9 +20,11 @@ struct fake_cufile {
     int short_by;     /* bytes that a read lacks */
     int wrong;        /* a byte of each read is another one */
     int does_nothing; /* a read says that all is well */
+    _Atomic int hold; /* reads begin when it is 0 again */
     unsigned nvfs_version, features;
     /* told to the test */
     int opened, handles, buffers, reads, level, started;
+    _Atomic int held;   /* reads that have had to wait */
     int misaligned;     /* reads that the direct path would refuse */
     char log_path[256]; /* CUFILE_LOGFILE_PATH when the driver was opened */
 };

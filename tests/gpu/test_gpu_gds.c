@@ -4,14 +4,16 @@
  * Goal:   what is on disk only comes back as the scalar codec says, read by cuFile, beside blocks
  *         that come from DRAM; cuFile that is absent, refuses, reads through the CPU, fails, brings
  *         fewer or other bytes costs a detour through DRAM, a counter, and in the end the direct
- *         path, never a block; gds=required is refused where the path is not proved; nothing is
- * left. Method: api_rig.h over fake_cuda.c and fake_cufile.c; every chain is stored, flushed, and
- * loaded after a restart. Files are real ones where the build is (O_DIRECT is needed).
+ *         path, never a block; a cancelled request is not read on; gds=required is refused where
+ *         the path is not proved; nothing is left.
+ * Method: api_rig.h over fake_cuda.c and fake_cufile.c; every chain is stored, flushed, and loaded
+ *         after a restart. Files are real ones where the build is (O_DIRECT is needed).
  */
 #include <dlfcn.h>
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -566,6 +568,40 @@ static void test_cancel_and_close(void **state)
     assert_nothing_left();
 }
 
+/* Some reads are under way, and what else was granted waits for a thread of the reader: a request
+ * that is cancelled then has none of it read, and none of its pages written. */
+static void test_cancel_ends_the_reads(void **state)
+{
+    struct api api;
+    struct kvt_key keys[BLOCKS];
+    uint32_t ids[BLOCKS];
+    struct kvt_req *req;
+    (void)state;
+    start(&api, &small, REQUIRED);
+    open_cold(&api);
+    api_poison(&api); /* nothing is to come */
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        keys[i] = api_key(FIRST + i);
+        ids[i] = i;
+    }
+    atomic_store(&cufile->hold, 1);
+    assert_int_equal(kvt_load(api.ns, api.pool, keys, ids, BLOCKS, NULL, &req), 0);
+    while (atomic_load(&cufile->held) == 0 || api_stat(&api, "load.granted_direct") < BLOCKS)
+        rig_sleep_ms(1);
+    kvt_req_cancel(req);
+    atomic_store(&cufile->hold, 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        assert_int_equal(kvt_req_status(req, NULL)[i], KVT_E_CANCELED);
+    kvt_req_free(req);
+    assert_true(cufile->reads > 0 && cufile->reads < (int)BLOCKS / 2);
+    assert_int_equal(api_stat(&api, "gpu.gds.fallback"), 0);
+    assert_true(api_same(&api));
+    expect(&api, BLOCKS);
+    load_all(&api);
+    end(&api);
+}
+
 /* The device is lost under the reads: statuses, and an end. */
 static void test_device_lost(void **state)
 {
@@ -603,6 +639,7 @@ int main(void)
         cmocka_unit_test_setup(test_passing_failure, reset),
         cmocka_unit_test_setup(test_damaged_on_disk, reset),
         cmocka_unit_test_setup(test_cancel_and_close, reset),
+        cmocka_unit_test_setup(test_cancel_ends_the_reads, reset),
         cmocka_unit_test_setup(test_device_lost, reset),
     };
     if (!kvt_gpu_kernels_built()) {
