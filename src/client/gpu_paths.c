@@ -1,27 +1,26 @@
 /* Which path small jobs of a device take: measured at its first pool (gpu/tune.h) and kept for the
  * next time, in the file "gpu-paths" of the first root.
  *
- *   kvtier-gpu-paths 1
+ *   kvtier-gpu-paths 2
  *   <device>|<driver>|<capability>|<CTAs of loads>|<of stores> <9 numbers of struct kvt_gpu_tuned>
+ *   end <hash>
  *
- * One line for each device and setting. It is written beside the old one and renamed over it; what
- * is damaged, or makes no sense, is measured again. Without a root nothing is kept. Threads: the
- * one that opens a lane, under cache->gpu_lock.
+ * A state_file.h with one line for each device and setting; what is damaged, or makes no sense, is
+ * measured again. Without a root nothing is kept. Threads: the one that opens a lane, under
+ * cache->gpu_lock.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/checked.h"
 #include "client/gpu_lane_impl.h"
+#include "client/state_file.h"
 
-#define VERSION_LINE "kvtier-gpu-paths 1\n"
-#define BYTES_MAX 8192u
+#define VERSION_LINE "kvtier-gpu-paths 2\n"
 #define KEY_MAX 160u
 #define BLOCKS_SANE 1024u
 #define RECORD_SANE (64u << 20)
@@ -35,36 +34,12 @@ static void key_of(const struct kvt_lane *lane, char key[KEY_MAX])
                    info.capability, settings->gpu_ctas, settings->gpu_store_ctas);
 }
 
-static bool path_of(const struct kvt_cache *cache, const char *suffix, char path[PATH_MAX])
+static bool path_of(const struct kvt_cache *cache, char path[PATH_MAX])
 {
     const struct kvt_settings *settings = cache->settings;
     if (cache->remote || settings->disk_count == 0)
         return false;
-    return snprintf(path, PATH_MAX, "%s/gpu-paths%s", settings->disks[0].path, suffix) < PATH_MAX;
-}
-
-/* The whole file, ended by a zero; 0 bytes when there is none, or it is not one of ours. */
-static size_t read_file(const struct kvt_cache *cache, char text[BYTES_MAX + 1])
-{
-    char path[PATH_MAX];
-    size_t len = 0;
-    ssize_t n = 0;
-    text[0] = '\0';
-    if (!path_of(cache, "", path))
-        return 0;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (file < 0)
-        return 0;
-    do {
-        n = read(file, text + len, BYTES_MAX - len);
-        len += n > 0 ? (size_t)n : 0;
-    } while ((n > 0 && len < BYTES_MAX) || (n < 0 && errno == EINTR));
-    (void)close(file);
-    text[n < 0 ? 0 : len] = '\0';
-    if (n != 0 || strlen(text) != len || len == 0 || text[len - 1] != '\n' ||
-        strncmp(text, VERSION_LINE, strlen(VERSION_LINE)) != 0)
-        text[len = 0] = '\0';
-    return len;
+    return snprintf(path, PATH_MAX, "%s/gpu-paths", settings->disks[0].path) < PATH_MAX;
 }
 
 static bool take_numbers(const char *at, struct kvt_gpu_tuned *tuned)
@@ -85,7 +60,7 @@ static bool take_numbers(const char *at, struct kvt_gpu_tuned *tuned)
             tuned->sm_blocks[i / KVT_GPU_TUNE_SIZES - 1][i % KVT_GPU_TUNE_SIZES] = (uint32_t)value;
         at = end;
     }
-    return *at == '\n';
+    return *at == '\0';
 }
 
 /* The numbers of a line that is the key's; else NULL. */
@@ -95,9 +70,14 @@ static const char *numbers_of(const char *line, const char *key)
     return strncmp(line, key, len) == 0 && line[len] == ' ' ? line + len : NULL;
 }
 
-static bool find(const char *text, const char *key, struct kvt_gpu_tuned *tuned)
+/* Whether the file has numbers of this key. */
+static bool find(const struct kvt_cache *cache, const char *key, struct kvt_gpu_tuned *tuned)
 {
-    for (const char *line = text; *line != '\0'; line = strchr(line, '\n') + 1) {
+    char path[PATH_MAX], *lines;
+    struct kvt_state_text text;
+    if (!path_of(cache, path) || kvt_state_read(path, VERSION_LINE, &text, &lines) != 0)
+        return false;
+    for (const char *line; (line = kvt_state_next(&lines)) != NULL;) {
         const char *numbers = numbers_of(line, key);
         if (numbers != NULL)
             return take_numbers(numbers, tuned);
@@ -105,41 +85,24 @@ static bool find(const char *text, const char *key, struct kvt_gpu_tuned *tuned)
     return false;
 }
 
-/* The other devices' lines, and ours. */
-static size_t compose(const char *old, const char *key, const struct kvt_gpu_tuned *tuned,
-                      char text[BYTES_MAX + 1])
+/* Our line, and those of other devices, as many as there is room for. What cannot be kept is
+ * measured again next time. */
+static void keep(const struct kvt_cache *cache, const char *key, const struct kvt_gpu_tuned *tuned)
 {
     const uint32_t *s = tuned->record_bytes, *r = tuned->sm_blocks[0], *e = tuned->sm_blocks[1];
-    size_t len = (size_t)snprintf(text, BYTES_MAX, VERSION_LINE "%s %u %u %u %u %u %u %u %u %u\n",
-                                  key, s[0], s[1], s[2], r[0], r[1], r[2], e[0], e[1], e[2]);
-    const char *line = *old != '\0' ? old + strlen(VERSION_LINE) : old;
-    for (const char *next; *line != '\0'; line = next) {
-        next = strchr(line, '\n') + 1;
-        size_t bytes = (size_t)(next - line);
-        if (numbers_of(line, key) != NULL || len + bytes > BYTES_MAX)
-            continue;
-        memcpy(text + len, line, bytes);
-        len += bytes;
-    }
-    return len;
-}
-
-/* What cannot be kept is measured again next time. */
-static void keep(const struct kvt_cache *cache, const char *old, const char *key,
-                 const struct kvt_gpu_tuned *tuned)
-{
-    char path[PATH_MAX], new_path[PATH_MAX], text[BYTES_MAX + 1];
-    if (!path_of(cache, "", path) || !path_of(cache, ".new", new_path))
+    char path[PATH_MAX], *lines;
+    struct kvt_state_text text, old;
+    if (!path_of(cache, path))
         return;
-    size_t len = compose(old, key, tuned, text);
-    int file =
-        open(new_path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-    if (file < 0)
+    kvt_state_begin(&text, VERSION_LINE);
+    kvt_state_add(&text, "%s %u %u %u %u %u %u %u %u %u\n", key, s[0], s[1], s[2], r[0], r[1], r[2],
+                  e[0], e[1], e[2]);
+    if (kvt_state_read(path, VERSION_LINE, &old, &lines) == 0)
+        for (const char *line; (line = kvt_state_next(&lines)) != NULL;)
+            if (numbers_of(line, key) == NULL && kvt_state_room(&text, strlen(line) + 1))
+                kvt_state_add(&text, "%s\n", line);
+    if (kvt_state_write(path, &text) != 0)
         return;
-    bool good = write(file, text, len) == (ssize_t)len && fsync(file) == 0;
-    good = close(file) == 0 && good;
-    if (!good || rename(new_path, path) != 0)
-        (void)unlink(new_path);
 }
 
 static void describe(struct kvt_cache *cache, const char *how, const struct kvt_gpu_tuned *tuned)
@@ -160,7 +123,7 @@ int kvt_paths_open(struct kvt_lane *lane)
         .ctas = {(uint32_t)cache->settings->gpu_ctas, (uint32_t)cache->settings->gpu_store_ctas},
         .runs = cache->gpu_tune_runs,
     };
-    char key[KEY_MAX], text[BYTES_MAX + 1];
+    char key[KEY_MAX];
     if (!cache->settings->gpu_tune)
         return 0;
     if (cache->gpu_tune_runs > 0) { /* a test's: little work for a fake device */
@@ -169,8 +132,7 @@ int kvt_paths_open(struct kvt_lane *lane)
             opts.layers[i] = i + 1;
     }
     key_of(lane, key);
-    (void)read_file(cache, text);
-    if (find(text, key, &lane->tuned)) {
+    if (find(cache, key, &lane->tuned)) {
         describe(cache, "kept", &lane->tuned);
         return 0;
     }
@@ -182,7 +144,7 @@ int kvt_paths_open(struct kvt_lane *lane)
         memset(&lane->tuned, 0, sizeof(lane->tuned));
         return 0;
     }
-    keep(cache, text, key, &lane->tuned);
+    keep(cache, key, &lane->tuned);
     describe(cache, "measured", &lane->tuned);
     return 0;
 }

@@ -1,59 +1,47 @@
 /* What kvt_plan() has learnt, kept across restarts: the file "plan" in the first root, or the one
  * that the option "plan_file" names.
  *
- * Text of one state: a line of version, one for each tier, each root and each namespace, and a line
- * with the hash of all before it. It is written at close, beside the old one, synced, and renamed
- * over it, so a crash leaves the old one or the new one. Read at open; what is damaged, of another
- * version, or holds a number that makes no sense is ignored as a whole, counted, and replaced at
- * the next close. It is a start value and no more: what is measured then goes first.
+ * A state_file.h of one state: a line for each tier, each root and each namespace. It is written at
+ * close and read at open; what is damaged, of another version, or holds a number that makes no
+ * sense is ignored as a whole, counted, and replaced at the next close. It is a start value and no
+ * more: what is measured then goes first.
  *
  *   kvtier-plan 1
  *   tier <enum kvt_tier> <latency, s> <seconds a byte>       (DISK: roots that are not named)
  *   root <hash of its path> <latency, s> <seconds a byte>    (of a kvtierd: of its number)
  *   prefill <namespace> <seconds a token> <seconds a token squared>
- *   end <XXH3-64 of everything before this line>
+ *   end <hash>
  *
  * Threads: the one that opens, or closes, the cache. Not with plan=deterministic, which goes by the
  * options; nor with a store in another process, unless the option names a file.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/checked.h"
 #include "client/client.h"
-#include "format/hash.h"
+#include "client/state_file.h"
 
 #define VERSION_LINE "kvtier-plan 1\n"
-#define BYTES_MAX 16384u
 #define LATENCY_MAX 60.0 /* seconds; beyond, and outside the next two, it is nonsense */
 #define PER_BYTE_MAX 1e-2
 #define TOKEN_MIN 1e-9
 #define TOKEN_MAX 100.0
 
-struct text {
-    char bytes[BYTES_MAX];
-    size_t len;
-    bool full;
-};
-
-static bool path_of(const struct kvt_cache *cache, const char *suffix, char path[PATH_MAX])
+static bool path_of(const struct kvt_cache *cache, char path[PATH_MAX])
 {
     const struct kvt_settings *settings = cache->settings;
     if (settings->plan == KVT_PLAN_SET_DETERMINISTIC)
         return false;
     if (settings->plan_file[0] != '\0')
-        return snprintf(path, PATH_MAX, "%s%s", settings->plan_file, suffix) < PATH_MAX;
+        return snprintf(path, PATH_MAX, "%s", settings->plan_file) < PATH_MAX;
     if (cache->remote || settings->disk_count == 0)
         return false;
-    return snprintf(path, PATH_MAX, "%s/plan%s", settings->disks[0].path, suffix) < PATH_MAX;
+    return snprintf(path, PATH_MAX, "%s/plan", settings->disks[0].path) < PATH_MAX;
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -141,56 +129,25 @@ static bool take_line(struct kvt_planning *planning, const char *line)
     return true;
 }
 
-/* text ends with a zero, and is cut up. */
-static bool parse(struct kvt_planning *planning, char *text, size_t len)
+static bool take_lines(struct kvt_planning *planning, char *lines)
 {
-    static const char end_word[] = "end ";
-    size_t body = len;
-    char want[40];
-    if (len < 2 || text[len - 1] != '\n')
-        return false;
-    for (body = len - 1; body > 0 && text[body - 1] != '\n';)
-        body--;
-    (void)snprintf(want, sizeof(want), "%s%016" PRIx64 "\n", end_word, kvt_hash64(text, body));
-    if (strcmp(text + body, want) != 0 || strncmp(text, VERSION_LINE, strlen(VERSION_LINE)) != 0 ||
-        memchr(text, '\0', len) != NULL)
-        return false;
-    for (char *line = text + strlen(VERSION_LINE), *next; line < text + body; line = next) {
-        next = strchr(line, '\n') + 1;
-        next[-1] = '\0';
+    for (const char *line; (line = kvt_state_next(&lines)) != NULL;)
         if (!take_line(planning, line))
             return false;
-    }
     return true;
-}
-
-static ssize_t read_all(const char *path, char *bytes, size_t room)
-{
-    ssize_t len = 0, n = 0;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    if (file < 0)
-        return -errno;
-    do {
-        n = read(file, bytes + len, room - (size_t)len);
-        len += n > 0 ? n : 0;
-    } while ((n > 0 && (size_t)len < room) || (n < 0 && errno == EINTR));
-    if (n < 0)
-        len = -errno;
-    (void)close(file);
-    return len;
 }
 
 void kvt_plan_file_read(struct kvt_cache *cache)
 {
     struct kvt_planning *planning = &cache->planning;
-    char path[PATH_MAX], text[BYTES_MAX + 1];
-    if (!path_of(cache, "", path))
+    char path[PATH_MAX], *lines;
+    struct kvt_state_text text;
+    if (!path_of(cache, path))
         return;
-    ssize_t len = read_all(path, text, BYTES_MAX);
-    if (len == -ENOENT || len == -ENOTDIR) /* a root that is no directory is said elsewhere */
+    int rc = kvt_state_read(path, VERSION_LINE, &text, &lines);
+    if (rc == -ENOENT || rc == -ENOTDIR) /* a root that is no directory is said elsewhere */
         return;
-    text[len > 0 ? len : 0] = '\0';
-    if (len > 0 && parse(planning, text, (size_t)len)) {
+    if (rc == 0 && take_lines(planning, lines)) {
         cache->counters.plan_file_read++;
         return;
     }
@@ -203,59 +160,29 @@ void kvt_plan_file_read(struct kvt_cache *cache)
 
 /* ---- writing ------------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 2, 3))) static void add(struct text *text, const char *format, ...)
+static void compose(const struct kvt_planning *planning, struct kvt_state_text *text)
 {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(text->bytes + text->len, sizeof(text->bytes) - text->len, format, args);
-    va_end(args);
-    text->full = text->full || n < 0 || (size_t)n >= sizeof(text->bytes) - text->len;
-    text->len += text->full ? 0 : (size_t)n;
-}
-
-static void compose(const struct kvt_planning *planning, struct text *text)
-{
-    text->len = 0;
-    text->full = false;
-    add(text, "%s", VERSION_LINE);
+    kvt_state_begin(text, VERSION_LINE);
     for (int tier = KVT_TIER_DRAM; tier <= KVT_TIER_DISK; tier++) {
         const struct kvt_fit_line *line = &planning->kept_tier[tier];
         if (sensible(line))
-            add(text, "tier %d %a %a\n", tier, line->p, line->q);
+            kvt_state_add(text, "tier %d %a %a\n", tier, line->p, line->q);
     }
     for (uint32_t i = 0; i < planning->kept_roots_count; i++) {
         const struct kvt_kept_root *kept = &planning->kept_roots[i];
         if (sensible(&kept->line))
-            add(text, "root %016" PRIx64 " %a %a\n", kept->key, kept->line.p, kept->line.q);
+            kvt_state_add(text, "root %016" PRIx64 " %a %a\n", kept->key, kept->line.p,
+                          kept->line.q);
     }
     for (uint32_t i = 0; i < planning->kept_count; i++) {
         const struct kvt_kept *kept = &planning->kept[i];
         if (!within(kept->a, TOKEN_MIN, TOKEN_MAX) || !within(kept->b, 0, TOKEN_MAX))
             continue;
-        add(text, "prefill ");
+        kvt_state_add(text, "prefill ");
         for (size_t byte = 0; byte < KVT_NS_BYTES; byte++)
-            add(text, "%02x", kept->id[byte]);
-        add(text, " %a %a\n", kept->a, kept->b);
+            kvt_state_add(text, "%02x", kept->id[byte]);
+        kvt_state_add(text, " %a %a\n", kept->a, kept->b);
     }
-    uint64_t hash = kvt_hash64(text->bytes, text->len);
-    add(text, "end %016" PRIx64 "\n", hash);
-}
-
-static int put_all(const char *path, const struct text *text)
-{
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
-    int rc = file < 0 ? -errno : 0;
-    for (size_t at = 0; rc == 0 && at < text->len;) {
-        ssize_t n = write(file, text->bytes + at, text->len - at);
-        if (n < 0 && errno != EINTR)
-            rc = -errno;
-        at += n > 0 ? (size_t)n : 0;
-    }
-    if (rc == 0 && fsync(file) != 0)
-        rc = -errno;
-    if (file >= 0 && close(file) != 0 && rc == 0)
-        rc = -errno;
-    return rc;
 }
 
 /* The first root is another process's, or out of order: so is its file. */
@@ -271,18 +198,13 @@ static bool first_root_is_ours(struct kvt_cache *cache)
 
 void kvt_plan_file_write(struct kvt_cache *cache)
 {
-    char path[PATH_MAX], temp[PATH_MAX];
-    struct text text;
-    if (!path_of(cache, "", path) || !path_of(cache, ".tmp", temp) || !first_root_is_ours(cache) ||
-        !kvt_planning_keep_all(cache))
+    char path[PATH_MAX];
+    struct kvt_state_text text;
+    if (!path_of(cache, path) || !first_root_is_ours(cache) || !kvt_planning_keep_all(cache))
         return;
     compose(&cache->planning, &text);
-    int rc = text.full ? -ENOSPC : put_all(temp, &text);
-    if (rc == 0 && rename(temp, path) != 0)
-        rc = -errno;
-    if (rc == 0)
-        return;
-    (void)unlink(temp);
-    kvt_log(&cache->log, KVT_LOG_WARN, "%s was not written: %s; plans begin anew next time", path,
-            strerror(-rc));
+    int rc = kvt_state_write(path, &text);
+    if (rc != 0)
+        kvt_log(&cache->log, KVT_LOG_WARN, "%s was not written: %s; plans begin anew next time",
+                path, strerror(-rc));
 }

@@ -53,7 +53,8 @@ static enum kvt_l2_name plain_name_kind(const char *name, uint32_t *segment)
         return KVT_L2_NAME_IS_JOURNAL;
     if (!strcmp(name, KVT_L2_NAME_LOCK))
         return KVT_L2_NAME_IS_LOCK;
-    if (!strcmp(name, KVT_L2_NAME_STATS) || !strcmp(name, KVT_L2_NAME_PLAN))
+    if (!strcmp(name, KVT_L2_NAME_STATS) || !strcmp(name, KVT_L2_NAME_PLAN) ||
+        !strcmp(name, KVT_L2_NAME_PATHS))
         return KVT_L2_NAME_IS_STATS;
     return segment_number(name, segment) ? KVT_L2_NAME_IS_SEGMENT : KVT_L2_NAME_IS_FOREIGN;
 }

@@ -17,14 +17,15 @@
 #define KVT_L2_NAME_JOURNAL_NEXT "journal.tmp"
 #define KVT_L2_NAME_LOCK "lock"
 #define KVT_L2_NAME_STATS "stats"
-#define KVT_L2_NAME_PLAN "plan" /* the client half's, which alone reads it */
+#define KVT_L2_NAME_PLAN "plan" /* the client half's, which alone reads it; likewise: */
+#define KVT_L2_NAME_PATHS "gpu-paths"
 
 enum kvt_l2_name {
     KVT_L2_NAME_IS_FOREIGN = 0,
     KVT_L2_NAME_IS_SUPERBLOCK,
     KVT_L2_NAME_IS_JOURNAL,
     KVT_L2_NAME_IS_LOCK,
-    KVT_L2_NAME_IS_STATS, /* or the plan: no block depends on them */
+    KVT_L2_NAME_IS_STATS, /* or the client half's: no block depends on them */
     KVT_L2_NAME_IS_SEGMENT,
     KVT_L2_NAME_IS_TEMP /* one of the above + ".tmp": unfinished, reclaimed at open */
 };

@@ -1,14 +1,17 @@
 /* Paths of small jobs: measured, kept, and taken.
  *
  * Goal:   the table says what the clock said: the SMs where they are ahead by more than noise, up
- * to the first number of blocks at which they are not; it is kept for each device and setting, and
- * measured again when the file is damaged or of another one; small jobs then go that way, with the
- * same bytes, and large ones by the copy engine; what fails costs nothing. Method: the fake driver,
- * with a clock that counts its copies and launches instead of time.
+ *         to the first number of blocks at which they are not; it is kept for each device and
+ *         setting, and measured again when the file is damaged or of another one; small jobs then
+ *         go that way, with the same bytes, and large ones by the copy engine; what fails costs
+ *         nothing.
+ * Method: the fake driver, with a clock that counts its copies and launches instead of time.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,6 +19,7 @@
 
 #include "client/client.h"
 #include "client/gpu_lane_impl.h"
+#include "format/hash.h"
 #include "gpu/api_rig.h"
 #include "gpu/fake_cuda.h"
 #include "gpu/tune.h"
@@ -187,29 +191,46 @@ static void reopen(struct api *api, const char *how)
         fail_msg("not %s", how);
 }
 
-static void put_file(const struct api *api, const char *text)
+static void put_bytes(const struct api *api, const char *bytes, size_t len)
 {
     char path[200];
     snprintf(path, sizeof(path), "%s/gpu-paths", api->dir);
-    FILE *file = fopen(path, "w");
+    FILE *file = fopen(path, "wb");
     assert_non_null(file);
-    fputs(text, file);
+    assert_int_equal(fwrite(bytes, 1, len, file), len);
     fclose(file);
 }
+
+/* Lines, and the hash that belongs to them. */
+static size_t with_hash(const char *lines, char *text, size_t room)
+{
+    return (size_t)snprintf(text, room, "%send %016" PRIx64 "\n", lines,
+                            kvt_hash64(lines, strlen(lines)));
+}
+
+static void put_lines(const struct api *api, const char *lines)
+{
+    char text[512];
+    put_bytes(api, text, with_hash(lines, text, sizeof(text)));
+}
+
+#define VERSION "kvtier-gpu-paths 2\n"
 
 static void test_kept(void **state)
 {
     static const char *const bad[] = {
         "",
         "nonsense",
-        "kvtier-gpu-paths 2\nFake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 9\n",
-        "kvtier-gpu-paths 1\nFake GPU|12040|90|16|32 1 2 3 4 5 6 7 8\n",
-        "kvtier-gpu-paths 1\nFake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 9 10\n",
-        "kvtier-gpu-paths 1\nFake GPU|12040|90|16|32 3 2 1 4 5 6 7 8 9\n",
-        "kvtier-gpu-paths 1\nFake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 99999\n",
-        "kvtier-gpu-paths 1\nFake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 -1\n",
-        "kvtier-gpu-paths 1\nFake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 9",
-        "kvtier-gpu-paths 1\nFake GPU|12030|90|16|32 1 2 3 4 5 6 7 8 9\n",
+        "kvtier-gpu-paths 1\nFake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 9\n",
+        VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8\n",
+        VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 9 10\n",
+        VERSION "Fake GPU|12040|90|16|32 3 2 1 4 5 6 7 8 9\n",
+        VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 99999\n",
+        VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 99999999999999999999\n",
+        VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 -1\n",
+        VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8  9\n",
+        VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 9",
+        VERSION "Fake GPU|12030|90|16|32 1 2 3 4 5 6 7 8 9\n",
     };
     struct api api;
     (void)state;
@@ -221,7 +242,7 @@ static void test_kept(void **state)
     assert_int_equal(fake->launches, launches);
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         api_close(&api);
-        put_file(&api, bad[i]);
+        put_lines(&api, bad[i]);
         api_open(&api);
         if (!paths_begin(&api, "measured"))
             fail_msg("%s", bad[i]);
@@ -230,10 +251,42 @@ static void test_kept(void **state)
     fake->version = 12030;
     reopen(&api, "kept: by the SMs up to 4, 5, 6 blocks of a load and 7, 8, 9");
     /* A setting whose name begins as ours does is another one: its line stays too. */
-    put_file(&api, "kvtier-gpu-paths 1\nFake GPU|12030|90|16|320 1 2 3 4 5 6 7 8 9\n");
+    put_lines(&api, VERSION "Fake GPU|12030|90|16|320 1 2 3 4 5 6 7 8 9\n");
     reopen(&api, "measured");
     snprintf(api.config, sizeof(api.config), "%s", TUNED ",gpu_store_ctas=320");
     reopen(&api, "kept: by the SMs up to 4, 5, 6 blocks of a load and 7, 8, 9");
+    api_free(&api);
+}
+
+/* A file that says something sensible, and is not what was written: it is not believed. */
+static void test_damaged(void **state)
+{
+    static const char lines[] = VERSION "Fake GPU|12040|90|16|32 1 2 3 4 5 6 7 8 9\n";
+    char good[512], text[512];
+    size_t len = with_hash(lines, good, sizeof(good));
+    struct api api;
+    (void)state;
+    start(&api, TUNED, true);
+    api_open(&api);
+    api_close(&api);
+    put_bytes(&api, good, len);
+    api_open(&api);
+    assert_true(paths_begin(&api, "kept: by the SMs up to 4, 5, 6 blocks"));
+    char *number = strstr(good, " 4 5 6") + 1;
+    for (int i = 0; i < 4; i++) {
+        memcpy(text, good, len);
+        if (i == 0)
+            text[number - good] = '5'; /* a number is another one */
+        else if (i == 1)
+            text[len - 2] = text[len - 2] == '0' ? '1' : '0'; /* the hash is */
+        else if (i == 2)
+            text[len++] = '\n'; /* it goes on */
+        api_close(&api);
+        put_bytes(&api, text, i == 3 ? sizeof(lines) - 1 : len); /* its end is not there */
+        api_open(&api);
+        if (!paths_begin(&api, "measured"))
+            fail_msg("case %d", i);
+    }
     api_free(&api);
 }
 
@@ -263,6 +316,7 @@ int main(void)
         cmocka_unit_test_setup(test_failures, reset),
         cmocka_unit_test_setup(test_small_jobs_take_it, reset),
         cmocka_unit_test_setup(test_kept, reset),
+        cmocka_unit_test_setup(test_damaged, reset),
         cmocka_unit_test_setup(test_off, reset),
     };
     if (!kvt_gpu_kernels_built()) {

@@ -315,6 +315,8 @@ static void what_is_in_the_way(void **state)
     assert_int_equal(kvt_l2_name_kind("plan", &segment), KVT_L2_NAME_IS_STATS);
     assert_int_equal(kvt_l2_name_kind("plan.tmp", &segment), KVT_L2_NAME_IS_TEMP);
     assert_int_equal(kvt_l2_name_kind("plan2", &segment), KVT_L2_NAME_IS_FOREIGN);
+    assert_int_equal(kvt_l2_name_kind("gpu-paths", &segment), KVT_L2_NAME_IS_STATS);
+    assert_int_equal(kvt_l2_name_kind("gpu-paths.tmp", &segment), KVT_L2_NAME_IS_TEMP);
 }
 
 int main(void)
