@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -325,6 +326,30 @@ static void run_screen(struct top *top)
     } while (event != KVT_SCREEN_QUIT);
 }
 
+/* Whether the words name something that may have numbers; else it is said what they name. */
+static bool is_source(const char *path)
+{
+    struct stat st;
+
+    if (kvt_stats_is_daemon(path))
+        return true;
+    if (stat(path, &st) != 0)
+        kvt_cli_error(COMMAND, "%s: %s", path, strerror(errno));
+    else if (S_ISSOCK(st.st_mode))
+        kvt_cli_error(COMMAND, "%s is a socket; of a kvtierd behind it: kvtier top unix:%s", path,
+                      path);
+    else if (!S_ISDIR(st.st_mode))
+        kvt_cli_error(COMMAND,
+                      "%s is neither a store directory nor a socket; give the directory of the "
+                      "first root, or unix:SOCKET of a kvtierd",
+                      path);
+    else if (access(path, R_OK | X_OK) != 0)
+        kvt_cli_error(COMMAND, "%s: %s; ask as the user of the cache", path, strerror(errno));
+    else
+        return true;
+    return false;
+}
+
 int kvt_cmd_top(int argc, char **argv)
 {
     struct top top = {.interval_s = 2};
@@ -345,10 +370,8 @@ int kvt_cmd_top(int argc, char **argv)
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
-    if (!kvt_stats_is_daemon(top.path) && access(top.path, R_OK | X_OK)) {
-        kvt_cli_error(COMMAND, "%s: %s", top.path, strerror(errno));
+    if (!is_source(top.path))
         return KVT_EXIT_PROBLEM;
-    }
     if (sample(&top) && kvt_stats_is_daemon(top.path)) {
         kvt_cli_error(COMMAND, "%s", kvt_stats_why());
         return KVT_EXIT_PROBLEM;

@@ -21,7 +21,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -138,6 +140,25 @@ static void test_refusals(void **state)
     assert_non_null(strstr(run.err, "no statistics there"));
     TOOL("top");
     assert_int_equal(run.code, 2);
+    /* what is no directory is named as what it is, with what to say instead; also to root */
+    TOOL("top", "/etc/passwd", "--once");
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "/etc/passwd is neither a store directory nor a socket"));
+    assert_non_null(strstr(run.err, "unix:SOCKET"));
+    TOOL("top", "/nonexistent", "--once");
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "/nonexistent: No such file"));
+    struct sockaddr_un where = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_true(fd >= 0);
+    assert_in_range(snprintf(where.sun_path, sizeof(where.sun_path), "%s/s", store.base), 1,
+                    sizeof(where.sun_path) - 1);
+    assert_int_equal(bind(fd, (struct sockaddr *)&where, sizeof(where)), 0);
+    TOOL("top", where.sun_path, "--once");
+    close(fd);
+    assert_int_equal(run.code, 1);
+    snprintf(path, sizeof(path), "kvtier top unix:%s", where.sun_path);
+    assert_non_null(strstr(run.err, path));
     TOOL("top", store.dir, "--interval", "0");
     assert_int_equal(run.code, 2);
     /* a FIFO and a link are not what an owner writes, and nobody waits for them */
