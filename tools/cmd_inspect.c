@@ -203,10 +203,7 @@ int kvt_cmd_inspect(int argc, char **argv)
         kvt_cli_error(COMMAND, "%s", error);
         return KVT_EXIT_PROBLEM;
     }
-    if (ns_text && !kvt_dir_knows_ns(&dir, ns)) {
-        kvt_cli_error(COMMAND,
-                      "%s: no such namespace; 'kvtier stat %s' lists those that hold records",
-                      given[0], given[0]);
+    if (ns_text && !kvt_dir_knows_ns(&dir, ns, COMMAND, given[0], "")) {
         rc = KVT_EXIT_PROBLEM;
     } else if (words == 2) {
         rc = show_records(given[0], &dir, given[1], ns_text ? ns : NULL, json);

@@ -123,11 +123,7 @@ static int purge(const char *path, const uint8_t *ns, int json)
         kvt_cli_error("purge", "%s", error);
         return KVT_EXIT_PROBLEM;
     }
-    if (ns && !kvt_dir_knows_ns(&dir, ns)) {
-        kvt_cli_error("purge",
-                      "%s: no such namespace, nothing was removed; 'kvtier stat %s' lists "
-                      "those that hold records",
-                      path, path);
+    if (ns && !kvt_dir_knows_ns(&dir, ns, "purge", path, ", nothing was removed")) {
         kvt_dir_close(&dir);
         return KVT_EXIT_PROBLEM;
     }

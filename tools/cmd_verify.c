@@ -300,10 +300,7 @@ static int verify(struct verify *v)
         kvt_cli_error(COMMAND, "%s", error);
         return KVT_EXIT_PROBLEM;
     }
-    if (v->ns && !kvt_dir_knows_ns(&v->dir, v->ns)) {
-        kvt_cli_error(COMMAND,
-                      "%s: no such namespace; 'kvtier stat %s' lists those that hold records",
-                      v->path, v->path);
+    if (v->ns && !kvt_dir_knows_ns(&v->dir, v->ns, COMMAND, v->path, "")) {
         kvt_dir_close(&v->dir);
         return KVT_EXIT_PROBLEM;
     }

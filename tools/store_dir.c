@@ -218,11 +218,15 @@ void kvt_dir_close(struct kvt_dir *dir)
     memset(dir, 0, sizeof(*dir));
 }
 
-int kvt_dir_knows_ns(const struct kvt_dir *dir, const uint8_t ns[KVT_NS_BYTES])
+int kvt_dir_knows_ns(const struct kvt_dir *dir, const uint8_t ns[KVT_NS_BYTES], const char *command,
+                     const char *path, const char *outcome)
 {
     for (size_t i = 0; i < dir->record_count; i++)
         if (!memcmp(dir->records[i].key.ns, ns, KVT_NS_BYTES))
             return 1;
+    kvt_cli_error(command,
+                  "%s: no such namespace%s; 'kvtier stat %s' lists those that hold records", path,
+                  outcome, path);
     return 0;
 }
 

@@ -48,8 +48,10 @@ void kvt_dir_close(struct kvt_dir *dir);
 size_t kvt_dir_find(const struct kvt_dir *dir, const struct kvt_full_key *key);
 size_t kvt_dir_parent(const struct kvt_dir *dir, const struct kvt_dir_record *record);
 
-/* Whether any listed record is of ns. 1: yes. A typing error must not look like success. */
-int kvt_dir_knows_ns(const struct kvt_dir *dir, const uint8_t ns[KVT_NS_BYTES]);
+/* Whether any listed record is of ns; if not, the command says so. 1: yes. A typing error must not
+ * look like success. outcome: behind the sentence, "" or ", and what came of it". */
+int kvt_dir_knows_ns(const struct kvt_dir *dir, const uint8_t ns[KVT_NS_BYTES], const char *command,
+                     const char *path, const char *outcome);
 
 /* Read records of a directory. Files stay open for the next one in the same segment. */
 struct kvt_dir_reader {

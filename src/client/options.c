@@ -417,10 +417,22 @@ static const char *const plan_words[] = {[KVT_PLAN_SET_OFF] = "off",
                                          [KVT_PLAN_SET_ON] = "on",
                                          [KVT_PLAN_SET_DETERMINISTIC] = "deterministic"};
 
+/* what: of a text too short or too long for its field. */
+static int set_text(struct kvt_config *config, const char *key, const char *what, const char *value,
+                    char *field, size_t room)
+{
+    size_t len = strlen(value);
+    if (len == 0 || len >= room)
+        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
+                                 "%s: %s has 1 to %zu bytes, this one has %zu: choose another", key,
+                                 what, room - 1, len);
+    memcpy(field, value, len + 1);
+    return 0;
+}
+
 static int set_store(struct kvt_config *config, const char *value)
 {
     char *socket = config->settings.socket;
-    const size_t room = sizeof(config->settings.socket);
     if (strcmp(value, "process") == 0) {
         socket[0] = '\0';
         return 0;
@@ -430,25 +442,19 @@ static int set_store(struct kvt_config *config, const char *value)
                                  "store: \"%.64s\" is neither \"process\" nor \"unix:/path\" (the "
                                  "socket of a kvtierd)",
                                  value);
-    if (strlen(value + 5) >= room)
-        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
-                                 "store: the path of a socket has at most %zu bytes, this one has "
-                                 "%zu: give the socket a shorter one",
-                                 room - 1, strlen(value + 5));
-    (void)snprintf(socket, room, "%s", value + 5);
-    return 0;
+    return set_text(config, "store", "the path of a socket", value + 5, socket,
+                    sizeof(config->settings.socket));
 }
 
 static int set_file(struct kvt_config *config, const struct kvt_option *option, const char *value,
                     char *field)
 {
-    if (strlen(value) >= sizeof(config->settings.trace) || value[0] == '\0')
-        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE,
-                                 "%s: a path of 1 to %zu characters, or none", option->key,
-                                 sizeof(config->settings.trace) - 1);
-    (void)snprintf(field, sizeof(config->settings.trace), "%s",
-                   strcmp(value, "none") == 0 ? "" : value);
-    return 0;
+    if (strcmp(value, "none") == 0) {
+        field[0] = '\0';
+        return 0;
+    }
+    return set_text(config, option->key, "a path (or none)", value, field,
+                    sizeof(config->settings.trace));
 }
 
 static const char *const remote_write_words[] = {[KVT_REMOTE_WRITE_OFF] = "off",
@@ -458,17 +464,14 @@ static const char *const remote_write_words[] = {[KVT_REMOTE_WRITE_OFF] = "off",
 static int set_remote(struct kvt_config *config, const char *value)
 {
     char *field = config->settings.remote;
-    const size_t room = sizeof(config->settings.remote);
     if (strcmp(value, "none") == 0) {
         field[0] = '\0';
         return 0;
     }
-    if (strlen(value) >= room)
-        return kvt_config_refuse(config, KVT_E_CONFIG_VALUE, "remote: at most %zu bytes", room - 1);
     int rc = kvt_remote_where_check(value, config->error, sizeof(config->error));
-    if (rc == 0)
-        (void)snprintf(field, room, "%s", value);
-    return rc;
+    return rc != 0 ? rc
+                   : set_text(config, "remote", "a place (or none)", value, field,
+                              sizeof(config->settings.remote));
 }
 
 int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, const char *value)
