@@ -11,8 +11,10 @@ file(RELATIVE_PATH KVT_BIN_TO_LIB /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_
 set_target_properties(kvtier_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${KVT_BIN_TO_LIB}")
 install(TARGETS kvtier_tool kvtierd RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 
-install(FILES LICENSE README.md CHANGELOG.md docs/config.md docs/format.md docs/codec.md
-              docs/durability.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# README.md and docs/ as in the tree, without links to what is not installed.
+install(CODE "execute_process(COMMAND \"${PROJECT_SOURCE_DIR}/scripts/make-docs.sh\"
+  \"${PROJECT_SOURCE_DIR}\" \"${CMAKE_BINARY_DIR}/doc\" COMMAND_ERROR_IS_FATAL ANY)")
+install(DIRECTORY ${CMAKE_BINARY_DIR}/doc/ DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # kvtierd's configuration, units and container file, to be copied from. The units name the prefix
 # that was chosen at install time; KVT_SYSTEMD_UNIT_DIR puts them where systemd looks, too.
 set(KVT_SYSTEMD_UNIT_DIR "" CACHE STRING "directory for units, as lib/systemd/system; empty: none")
@@ -29,7 +31,6 @@ if(KVT_SYSTEMD_UNIT_DIR)
 endif()
 
 install(FILES share/plan/plan.json DESTINATION ${CMAKE_INSTALL_DATADIR}/kvtier)
-install(FILES examples/remember.c examples/sessions.c DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 
 if(TARGET kvtier_share)
   install(DIRECTORY ${CMAKE_BINARY_DIR}/share/man1 ${CMAKE_BINARY_DIR}/share/man8 DESTINATION ${CMAKE_INSTALL_MANDIR})

@@ -23,10 +23,21 @@ done
 
 for file in man/man1/kvtier.1 man/man8/kvtierd.8 kvtierd/{kvtierd.{conf,service,socket,sysusers},Containerfile} \
     man/man1/kvtier-bench-index.1 bash-completion/completions/kvtier \
-    zsh/site-functions/_kvtier doc/kvtier/LICENSE doc/kvtier/{config,format,codec,durability}.md \
+    man/man1/kvtier-bench.1 zsh/site-functions/_kvtier doc/kvtier/{LICENSE,README.md} \
+    doc/kvtier/docs/{config,format,codec,durability,operating}.md doc/kvtier/docs/engines/vllm.md \
     doc/kvtier/examples/{remember,sessions}.c; do
     [ -s "$prefix/share/$file" ] || fail "share/$file is not installed"
 done
+
+# what is installed links to what is installed, and says all the rest as text
+for page in "$prefix"/share/doc/kvtier/{README.md,docs/*.md,docs/engines/*.md}; do
+    [ -s "$page" ] || fail "$page is empty"
+    while read -r link; do
+        case $link in *://* | mailto:*) continue ;; esac
+        [ -e "${page%/*}/${link%%#*}" ] || fail "${page#"$prefix/"} links to $link, which is not installed"
+    done < <(grep -oE '\]\([^()#]+' "$page" | cut -c 3-)
+done
+grep -q '](docs/config.md' "$prefix/share/doc/kvtier/README.md" || fail "the installed README has lost its links"
 
 # units name the place that was chosen at install time, and systemd takes them where it is there to say
 grep -q "^ExecStart=/opt/kvtier/bin/kvtierd " "$work/dest/opt/kvtier/share/kvtierd/kvtierd.service" ||
