@@ -278,6 +278,30 @@ static void check_store(struct doctor *doctor, const char *dir)
     json_decref(counters);
 }
 
+/* Does the file system hold the cap? fs: of the directory, or of the one that it will lie in. */
+static void check_cap(struct doctor *doctor, const struct kvt_disk_setting *disk,
+                      const char *fs_dir)
+{
+    struct statvfs fs;
+    char want[32], have[32];
+
+    if (statvfs(fs_dir, &fs))
+        return;
+    uint64_t total = (uint64_t)fs.f_blocks * fs.f_frsize;
+    uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize + kvt_doctor_dir_bytes(disk->path);
+    kvt_human_bytes(disk->cap_bytes, want);
+    if (disk->cap_bytes > total)
+        check(doctor, "root", STATE_WARN,
+              "%s: its cap of %s is more than the whole file system, %s: lower it, or writes "
+              "will find it full",
+              disk->path, want, kvt_human_bytes(total, have));
+    else if (disk->cap_bytes > room)
+        check(doctor, "root", STATE_WARN,
+              "%s: its cap of %s is more than there is room for, %s with what the store has there: "
+              "lower it, or free space; else its oldest segments go early",
+              disk->path, want, kvt_human_bytes(room, have));
+}
+
 /* Do the options fit the machine? Only what was set by hand or by the environment can be too much;
  * the default of dram may be, too, on a very small one. */
 static void check_options(struct doctor *doctor, const struct kvt_config *config)
@@ -294,7 +318,6 @@ static void check_options(struct doctor *doctor, const struct kvt_config *config
               kvt_human_bytes(settings->dram, want), kvt_human_bytes(room, have));
     for (uint32_t i = 0; i < settings->disk_count; i++) {
         const struct kvt_disk_setting *disk = &settings->disks[i];
-        struct statvfs fs;
         char why[KVT_ROOT_WHY_MAX], parent[PATH_MAX];
         int rc = kvt_root_check(disk->path, why);
         if (rc < 0) {
@@ -303,14 +326,7 @@ static void check_options(struct doctor *doctor, const struct kvt_config *config
         }
         if (rc == 1 && kvt_root_parent(disk->path, parent, sizeof(parent)))
             continue;
-        if (statvfs(rc == 1 ? parent : disk->path, &fs))
-            continue;
-        uint64_t total = (uint64_t)fs.f_blocks * fs.f_frsize;
-        if (disk->cap_bytes > total)
-            check(doctor, "root", STATE_WARN,
-                  "%s: its cap of %s is more than the whole file system, %s: lower it, or writes "
-                  "will find it full",
-                  disk->path, kvt_human_bytes(disk->cap_bytes, want), kvt_human_bytes(total, have));
+        check_cap(doctor, disk, rc == 1 ? parent : disk->path);
     }
 }
 

@@ -99,6 +99,11 @@ static const struct rule {
     {"disk.write_fail", "safe", "warn", "writes failed", "dmesg and smartctl -a tell of the drive"},
     {"disk.enospc", "safe", "warn", "writes found the file system full",
      "free space there, or lower the cap: disk=DIR:SIZE"},
+    {"disk.short_bytes", "safe", "warn",
+     "bytes of the disk caps have no room on their file systems: the oldest segment goes early, "
+     "and "
+     "beginnings of long prompts with it",
+     "free space there, or give a cap that it can hold: disk=DIR:SIZE"},
     {"disk.roots_failing", "safe", "warn", "disk roots fail to write at present",
      "dmesg tells why; what is there can still be read, and writes are tried again"},
     {"disk.dropped_space", "safe", "note", "blocks were not written: no room on disk", NULL},

@@ -55,6 +55,7 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
         numbers[params->root_count] = i;
         params->roots[params->root_count].io = host->roots[i].io;
         params->roots[params->root_count].cap_bytes = host->roots[i].cap_bytes;
+        params->roots[params->root_count].name = host->roots[i].path;
         params->roots[params->root_count].files_max = kvt_settings_files(settings);
         params->roots[params->root_count].write_bytes_day =
             kvt_settings_root_writes(settings, host->roots[i].cap_bytes);

@@ -318,6 +318,7 @@ static void take_over(struct kvt_host *host, uint32_t i)
         const struct kvt_store_root add = {
             .io = root.io,
             .cap_bytes = root.cap_bytes,
+            .name = root.path,
             .files_max = kvt_settings_files(host->settings),
             .write_bytes_day = kvt_settings_root_writes(host->settings, root.cap_bytes)};
         rc = kvt_owner_root_add(host->owner, &add);

@@ -133,6 +133,8 @@
     X(disk_failing, "disk.roots_failing", "roots whose last write failed")                      \
     X(disk_bytes_max, "disk.bytes_max", "disk cap, all roots")                                  \
     X(disk_bytes_used, "disk.bytes_used", "bytes of all files of the store")                    \
+    X(disk_short_bytes, "disk.short_bytes",                                                     \
+      "bytes of the cap that the file systems had no room for, when that was last tried")       \
     X(disk_blocks, "disk.blocks", "blocks on disk")                                             \
     X(disk_segments, "disk.segments", "segments that hold blocks")                              \
     X(disk_unread, "disk.segments_unread",                                                      \

@@ -70,6 +70,7 @@ struct kvt_l2_read {
 
 struct kvt_l2_params {
     struct kvt_io *io; /* locked by the caller; borrowed until close */
+    const char *name;  /* of the root, in messages; NULL: none. Borrowed until close */
     uint64_t cap_bytes;
     uint64_t seed; /* for root_id of a new root */
     struct kvt_clock clock;
@@ -186,6 +187,7 @@ struct kvt_l2_stats {
     uint64_t recovered_bad;
     uint64_t segments_unread; /* kept aside: they could not be read at open */
     uint64_t enospc;
+    uint64_t short_bytes; /* of the cap, that the file system had no room for */
     uint64_t writes_in_flight;
     uint64_t reads_in_flight;
     int failing;            /* why writes fail: 0 once one has worked again */

@@ -293,6 +293,7 @@ struct kvt_l2 {
     uint32_t unsynced; /* segments that are not KVT_L2_SYNCED */
 
     uint32_t fail_streak, create_fails;
+    bool short_told; /* stats.short_bytes has been said in the log */
     int64_t pause_until_ns, pause_ns, create_retry_ns;
     int pause_status;
     int64_t failure_log_ns;

@@ -204,6 +204,25 @@ static bool want_next(const struct kvt_l2 *l2)
     return l2->open->failed || l2->open->next_page > l2->segment_pages / 2;
 }
 
+/* No room for one more file: the log works with those that it has, until there is. Said once: it is
+ * legal, and costs blocks early that the cap seemed to keep. */
+static void cut_short(struct kvt_l2 *l2)
+{
+    const uint64_t mib = 1u << 20;
+
+    l2->stats.short_bytes = (uint64_t)(l2->segment_count - l2->segment_files) * l2->segment_bytes;
+    if (l2->short_told || !l2->stats.short_bytes)
+        return;
+    l2->short_told = true;
+    kvt_log(&l2->params.log, KVT_LOG_WARN,
+            "disk root %s: the file system is full at %llu MiB of a cap of %llu MiB: the oldest "
+            "segment goes early, and with it beginnings of long prompts. Free space there, or give "
+            "a cap that it can hold",
+            l2->params.name ? l2->params.name : "(unnamed)",
+            (unsigned long long)(l2->stats.bytes_used / mib),
+            (unsigned long long)(l2->params.cap_bytes / mib));
+}
+
 /* After a failed step: the file stays, without a life. */
 static void prepare_failed(struct kvt_l2 *l2, int status, int64_t now)
 {
@@ -215,8 +234,10 @@ static void prepare_failed(struct kvt_l2 *l2, int status, int64_t now)
     prepare->step = KVT_L2_IDLE;
     l2->segments[prepare->segment].retry_ns = now + KVT_L2_PAUSE_NS_MIN;
     kvt_l2_segment_move(l2, prepare->segment, KVT_L2_BLANK);
-    if (status == KVT_E_NO_SPACE && !prepare->recycled) /* a file without space is of no use */
+    if (status == KVT_E_NO_SPACE && !prepare->recycled) { /* a file without space is of no use */
         (void)kvt_l2_segment_unlink(l2, prepare->segment);
+        cut_short(l2);
+    }
     kvt_l2_failed(l2, status, now);
 }
 
@@ -338,13 +359,17 @@ static uint32_t new_segment(struct kvt_l2 *l2, int64_t now, bool *again)
     rc = create_segment(l2, number);
     if (!rc) {
         l2->create_fails = 0;
+        l2->stats.short_bytes = 0;
         return number;
     }
     *again = !kvt_l2_full(rc) && ++l2->create_fails < CREATE_TRIES;
     if (*again)
         return KVT_L2_NONE;
-    kvt_log(&l2->params.log, KVT_LOG_WARN, "no new segment: %s; using those that exist",
-            kvt_strerror(rc));
+    if (kvt_l2_full(rc))
+        cut_short(l2);
+    else
+        kvt_log(&l2->params.log, KVT_LOG_WARN, "no new segment: %s; using those that exist",
+                kvt_strerror(rc));
     l2->stats.enospc += kvt_l2_full(rc);
     l2->create_fails = 0;
     l2->create_retry_ns = now + KVT_L2_PAUSE_NS_MIN;

@@ -31,6 +31,7 @@ struct kvt_store_root {
     uint64_t cap_bytes;
     uint32_t files_max;       /* segments open at a time; 0: the least */
     uint64_t write_bytes_day; /* bytes that may be written to it in a day; 0: any */
+    const char *name;         /* in messages; NULL: none. Borrowed, as the io */
 };
 
 /* What STAT says of each root, behind the numbers of counters.h. */

@@ -180,6 +180,7 @@ struct kvt_l2_params kvt_root_params(const struct kvt_store *store,
     return (struct kvt_l2_params){
         .io = root->io,
         .cap_bytes = root->cap_bytes,
+        .name = root->name,
         .clock = store->params.clock,
         .log = store->params.log,
         .batch_bytes_max = KVT_STORE_BATCH_BYTES_MAX,

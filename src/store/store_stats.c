@@ -42,6 +42,7 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
             stats->disk_written_bytes = store->at_close.disk_written_bytes;
             stats->disk_bytes_max = store->at_close.disk_bytes_max;
             stats->disk_direct = store->at_close.disk_direct;
+            stats->disk_short_bytes = store->at_close.disk_short_bytes;
             stats->disk_segments = store->at_close.disk_segments;
             stats->disk_unread = store->at_close.disk_unread;
             stats->disk_erases = store->at_close.disk_erases;
@@ -56,6 +57,7 @@ static void disk_gauges(const struct kvt_store *store, struct kvt_store_stats *s
         stats->disk_written_bytes += l2.bytes_written;
         stats->disk_failing += l2.failing != 0;
         stats->disk_bytes_max += disk->cap_bytes;
+        stats->disk_short_bytes += l2.short_bytes;
         stats->disk_segments += l2.segments_live;
         stats->disk_unread += l2.segments_unread;
         stats->disk_erases += l2.erases_queued;

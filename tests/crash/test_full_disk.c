@@ -146,6 +146,20 @@ static uint64_t load_chains(uint64_t chains)
     return got;
 }
 
+/* One line names the root, what it holds and what it was given; a number says what is missing. */
+static void assert_told_once(void)
+{
+    const char *line = strstr(rig.log, "the file system is full at ");
+
+    assert_non_null(line);
+    assert_null(strstr(line + 1, "the file system is full at "));
+    assert_non_null(strstr(rig.log, rig.dir));
+    assert_non_null(strstr(line, "MiB of a cap of 1024 MiB"));
+    assert_true(rig_stat(&rig, "disk.short_bytes") > 900 * MIB);
+    assert_true(rig_stat(&rig, "disk.short_bytes") + rig_stat(&rig, "disk.bytes_used") <=
+                1024 * MIB);
+}
+
 /* ---- C27 ---- */
 
 static void test_c27_a_real_file_system_smaller_than_the_cap(void **state)
@@ -165,6 +179,7 @@ static void test_c27_a_real_file_system_smaller_than_the_cap(void **state)
         (void)rig_load(&rig, 1 + chain * CHAIN, CHAIN, NULL); /* serves */
     }
     assert_true(rig_stat(&rig, "disk.enospc") > 0);
+    assert_told_once();
     got = load_chains(30);
     printf("           %llu of %d blocks while it was full\n", (unsigned long long)got, 30 * CHAIN);
     assert_true(got > 0);

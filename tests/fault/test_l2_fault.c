@@ -304,6 +304,10 @@ static void fill_small_file_system(bool reserve)
     assert_true(env.evictions > 5);
     kvt_l2_stats(env.l2, &stats);
     assert_true(stats.enospc > 0);
+    if (reserve) { /* else files are as long as they should be, and writes find no room */
+        assert_true(stats.short_bytes >= 4 * MIB && stats.short_bytes % MIB == 0);
+        assert_true(stats.bytes_used + stats.short_bytes <= CAP);
+    }
     assert_true(l2_env_verify(&env) > 20);
     /* space comes back: the root grows to its cap without a restart */
     inner->ops->close(inner, file);
