@@ -94,6 +94,12 @@ static const struct kvt_about abouts[] = {
      "of its own). A directory that a process owns is refused: that process can purge by "
      "kvt_purge(). Asks on a terminal; elsewhere it needs --yes.",
      "kvtier purge /var/cache/kvtier --namespace 0123456789abcdef0123456789abcdef --yes"},
+    {"bench",
+     "Each benchmark measures one part of the library on this machine, in turns with the plain way "
+     "of doing the same in the same run: memcpy, copies by the driver, fio, a store without a "
+     "daemon. Figures of a busy machine say little; each prints what it ran on. A reader of "
+     "JSON takes --json.",
+     "kvtier bench codec\nkvtier bench l2 --dir /mnt/nvme --fio\nkvtier bench index --json"},
     {"bench codec",
      "Encodes and decodes a pool larger than the caches on one core, in turn with memcpy of the "
      "same buffers, at each level, and prints the medians and their ratio to memcpy. Rows of 576 "

@@ -27,6 +27,7 @@ struct kvt_cli_option {
     int64_t *number;   /* decimal integer within [min, max] */
     uint64_t *size;    /* bytes with a unit, "4GiB" */
     int64_t min, max;  /* for number and size; both 0: any */
+    const char *words; /* offered by completion, a space between; NULL: those of the metavar */
 };
 
 /* Parse argv[1..]. Positional words go to positional[0..max), their number to *count.

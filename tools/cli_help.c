@@ -25,8 +25,8 @@ void kvt_cli_help_form(enum kvt_help_form wanted, const char *command_summary)
     summary = command_summary;
 }
 
-/* Words that can stand for a metavar; NULL: nobody can guess them. */
-static const char *choices_of(const char *metavar)
+/* Words that can stand for an option's metavar; NULL: nobody can guess them. */
+static const char *choices_of(const struct kvt_cli_option *option)
 {
     static const struct {
         const char *metavar, *words;
@@ -36,10 +36,10 @@ static const char *choices_of(const char *metavar)
         {"SHELL", "bash zsh"},
     };
 
-    for (size_t i = 0; metavar && i < KVT_ARRAY_LEN(known); i++)
-        if (!strcmp(known[i].metavar, metavar))
+    for (size_t i = 0; !option->words && option->metavar && i < KVT_ARRAY_LEN(known); i++)
+        if (!strcmp(known[i].metavar, option->metavar))
             return known[i].words;
-    return NULL;
+    return option->words;
 }
 
 static bool is_path(const char *metavar)
@@ -227,9 +227,8 @@ static void print_bash(const char *command, const struct kvt_cli_option *options
             printf(" --%s", options[i].name);
     printf("'\n        case $previous in\n");
     for (size_t i = 0; i < count; i++)
-        if (choices_of(options[i].metavar))
-            printf("        --%s) choices='%s' ;;\n", options[i].name,
-                   choices_of(options[i].metavar));
+        if (choices_of(&options[i]))
+            printf("        --%s) choices='%s' ;;\n", options[i].name, choices_of(&options[i]));
     printf("        esac\n        ;;\n");
 }
 
@@ -248,7 +247,7 @@ static void print_zsh(const char *command, const struct kvt_cli_option *options,
     printf("    '%s')\n        _arguments \\\n", command);
     for (size_t i = 0; i < count; i++) {
         const char *metavar = options[i].metavar ? options[i].metavar : "VALUE";
-        const char *choices = choices_of(metavar);
+        const char *choices = choices_of(&options[i]);
         printf("            '--%s%s[", options[i].name, options[i].flag ? "" : "=");
         print_zsh_text(options[i].help);
         putchar(']');

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "about.h"
 #include "base/checked.h"
 #include "cli.h"
 #include "commands.h"
@@ -69,6 +70,29 @@ static int print_main_page(void)
                  "kvtier stat --effective lists them");
     printf("\n.TP\n.B KVTIER_CODEC_ISA\nforces the instruction set of the codec: scalar, avx2\n");
     kvt_man_end(NULL);
+    return KVT_EXIT_OK;
+}
+
+/* The page of a first word that commands share: what each of them is for, and its own page. */
+static int print_family_page(const char *word)
+{
+    const struct kvt_about *about = kvt_about(word);
+    size_t len = strlen(word);
+
+    kvt_man_title(word);
+    kvt_man_text(kvt_family(word));
+    printf("\n.SH SYNOPSIS\n.B kvtier %s\n.I WHAT\n[\\fIOPTION\\fR...]\n.SH DESCRIPTION\n", word);
+    kvt_man_text(about ? about->text : kvt_family(word));
+    printf("\n.SH COMMANDS\n");
+    for (size_t i = 0; i < kvt_command_count; i++) {
+        const char *name = kvt_commands[i].name;
+        if (strncmp(name, word, len) != 0 || name[len] != ' ')
+            continue;
+        printf(".TP\n.BR kvtier\\-%s\\-%s (1)\n", word, name + len + 1);
+        kvt_man_text(kvt_commands[i].summary);
+        putchar('\n');
+    }
+    kvt_man_end(about ? about->examples : NULL);
     return KVT_EXIT_OK;
 }
 
@@ -162,8 +186,7 @@ static int print_zsh(void)
         if (!first_word(i, word, sizeof(word)))
             continue;
         printf("        '%s:", word);
-        kvt_cli_print_quoted(strchr(kvt_commands[i].name, ' ') ? "see its --help"
-                                                               : kvt_commands[i].summary);
+        kvt_cli_print_quoted(kvt_family(word) ? kvt_family(word) : kvt_commands[i].summary);
         printf("'\n");
     }
     printf("    )\n"
@@ -242,6 +265,12 @@ int kvt_cmd_help(int argc, char **argv)
         return print_main_page();
     if (!words) {
         kvt_usage_print();
+        return KVT_EXIT_OK;
+    }
+    if (words == 1 && kvt_family(given[0])) {
+        if (man)
+            return print_family_page(given[0]);
+        kvt_family_print(given[0]);
         return KVT_EXIT_OK;
     }
     const struct kvt_command *command = find(given[0], given[1]);

@@ -267,14 +267,9 @@ static int print_json(const struct plan *p)
 
 static int list_models(const struct plan *p, const json_t *data)
 {
-    json_t *entry, *list = json_array();
+    json_t *entry, *list = plan_data_names(data);
     size_t i;
 
-    json_array_foreach(json_object_get(data, "models"), i, entry)
-    {
-        json_array_append(list, json_object_get(entry, "name"));
-        json_array_extend(list, json_object_get(entry, "also"));
-    }
     if (p->json)
         return kvt_cli_json(json_pack("{s:o}", "models", list));
     json_array_foreach(list, i, entry) printf("%s\n", json_string_value(entry));
@@ -355,9 +350,14 @@ static int plan_run(struct plan *p)
 int kvt_cmd_plan(int argc, char **argv)
 {
     struct plan p = {.block = 16, .gpus = 1, .context = 32768};
+    char models[1024];
     const uint64_t pib = 1ull << 50;
     const struct kvt_cli_option options[] = {
-        {.name = "model", .metavar = "NAME", .help = "a model of the data", .text = &p.model_name},
+        {.name = "model",
+         .metavar = "NAME",
+         .help = "a model of the data",
+         .text = &p.model_name,
+         .words = models},
         {.name = "config", .metavar = "FILE", .help = "a model's config.json", .text = &p.config},
         {.name = "prefill",
          .metavar = "N",
@@ -428,6 +428,7 @@ int kvt_cmd_plan(int argc, char **argv)
          .flag = &p.example},
         {.name = "json", .help = "one JSON object", .flag = &p.json},
     };
+    plan_data_words(models, sizeof(models));
     int rc = kvt_cli_parse(COMMAND, "--model NAME | --config FILE [--prefill N] [options]", options,
                            KVT_ARRAY_LEN(options), NULL, 0, 0, NULL, argc, argv);
 

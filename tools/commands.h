@@ -31,6 +31,10 @@
     X("quality", kvt_cmd_quality, "what each level does to a model's predictions")            \
     X("bench plan", kvt_cmd_bench_plan, "load or compute, on a live llama.cpp and a slowed drive")
 
+/* First words that several commands share: X("word", "one line for its page and its help"). */
+#define KVT_FAMILIES(X) \
+    X("bench", "what this machine reaches: a benchmark for each part, beside the plain way")
+
 #define KVT_X(name, function, summary) int function(int argc, char **argv);
 KVT_COMMANDS(KVT_X)
 KVT_COMMANDS_LLAMA(KVT_X)
@@ -41,6 +45,10 @@ extern const struct kvt_command kvt_commands[];
 extern const size_t kvt_command_count;
 
 void kvt_usage_print(void);
+/* The summary of a first word that commands share; NULL: it is none. */
+const char *kvt_family(const char *word);
+/* Print the commands that begin with such a word. */
+void kvt_family_print(const char *word);
 /* Say that argv[1], or argv[1] with argv[2], is no command, and which is near. KVT_EXIT_USAGE. */
 int kvt_unknown_command(int argc, char **argv);
 

@@ -63,20 +63,25 @@ static int match(const struct kvt_command *command, int argc, char **argv)
     return strcmp(space + 1, argv[2]) == 0 ? 2 : 0;
 }
 
-/* Whether word is the first word of a two-word command; prints those commands if so. */
-static int print_family(const char *word)
+const char *kvt_family(const char *word)
+{
+#define KVT_X(name, summary) \
+    if (!strcmp(name, word)) \
+        return summary;
+    KVT_FAMILIES(KVT_X)
+#undef KVT_X
+    return NULL;
+}
+
+void kvt_family_print(const char *word)
 {
     size_t len = strlen(word);
-    int found = 0;
 
-    for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++) {
-        if (strncmp(kvt_commands[i].name, word, len) != 0 || kvt_commands[i].name[len] != ' ')
-            continue;
-        if (!found++)
-            printf("usage: kvtier %s WHAT [OPTION...]\n\n", word);
-        printf("  %-15s %s\n", kvt_commands[i].name + len + 1, kvt_commands[i].summary);
-    }
-    return found;
+    printf("usage: kvtier %s WHAT [OPTION...]\n\n%s\n\n", word, kvt_family(word));
+    for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++)
+        if (!strncmp(kvt_commands[i].name, word, len) && kvt_commands[i].name[len] == ' ')
+            printf("  %-15s %s\n", kvt_commands[i].name + len + 1, kvt_commands[i].summary);
+    printf("\n  kvtier %s WHAT --help   its options\n", word);
 }
 
 /* The second words of the commands that begin with word, "a, b"; returns how many. */
@@ -143,9 +148,10 @@ static int run(int argc, char **argv)
             return kvt_commands[i].run(argc - words, argv + words);
         }
     }
-    if (argc == 2 || !strcmp(argv[2], "--help"))
-        if (print_family(argv[1]))
-            return argc == 2 ? KVT_EXIT_USAGE : KVT_EXIT_OK;
+    if (kvt_family(argv[1]) && (argc == 2 || !strcmp(argv[2], "--help"))) {
+        kvt_family_print(argv[1]);
+        return argc == 2 ? KVT_EXIT_USAGE : KVT_EXIT_OK;
+    }
     return kvt_unknown_command(argc, argv);
 }
 

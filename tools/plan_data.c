@@ -84,6 +84,35 @@ json_t *plan_data_load(const char *path, char *error, size_t len)
     return data;
 }
 
+json_t *plan_data_names(const json_t *data)
+{
+    json_t *names = json_array(), *entry;
+    size_t i;
+
+    json_array_foreach(json_object_get(data, "models"), i, entry)
+    {
+        json_array_append(names, json_object_get(entry, "name"));
+        json_array_extend(names, json_object_get(entry, "also"));
+    }
+    return names;
+}
+
+void plan_data_words(char *text, size_t len)
+{
+    json_t *data = plan_data_load(NULL, text, len), *names = plan_data_names(data), *name;
+    size_t i, used = 0;
+
+    text[0] = '\0';
+    json_array_foreach(names, i, name)
+    {
+        const char *word = json_string_value(name);
+        if (word && used + strlen(word) + 2 <= len)
+            used += (size_t)snprintf(text + used, len - used, "%s%s", used ? " " : "", word);
+    }
+    json_decref(names);
+    json_decref(data);
+}
+
 int64_t plan_whole(const json_t *object, const char *key, int64_t max)
 {
     const json_t *value = json_object_get(object, key);

@@ -38,6 +38,10 @@ struct plan_tier {
 
 /* The shipped data with what `path` (NULL: nothing) adds. Owned: json_decref(). NULL: error. */
 json_t *plan_data_load(const char *path, char *error, size_t len);
+/* Names of the data's models, other ones included. Owned. */
+json_t *plan_data_names(const json_t *data);
+/* Those of the shipped data, a space between, as many as fit: for completion. */
+void plan_data_words(char *text, size_t len);
 /* A model by name, or by one of its other names; the sentence names the nearest. */
 int plan_data_model(const json_t *data, const char *name, struct plan_model *out, char *error,
                     size_t len);

@@ -135,6 +135,48 @@ static void test_man_pages(void **state)
     assert_non_null(strstr(run.out, "KVTIER_CONFIG"));
 }
 
+/* The page of a word that commands share names each of them, and so does its help. */
+static void check_in_family(const char *name, const char *first, const char *second)
+{
+    char word[80];
+
+    (void)name;
+    if (!second)
+        return;
+    TOOL("help", "--man", first);
+    assert_int_equal(run.code, 0);
+    snprintf(word, sizeof(word), ".BR kvtier\\-%s\\-%s (1)\n", first, second);
+    if (!strstr(run.out, word))
+        fail_msg("no %s in %s", word, run.out);
+    TOOL("help", first);
+    assert_int_equal(run.code, 0);
+    snprintf(word, sizeof(word), "\n  %s ", second);
+    if (!strstr(run.out, word))
+        fail_msg("no %s in %s", second, run.out);
+}
+
+static void test_families(void **state)
+{
+    (void)state;
+    assert_true(each_command(check_in_family) >= 10);
+    TOOL("help", "--man", "bench");
+    assert_memory_equal(run.out, ".TH KVTIER-BENCH 1 ", 19);
+    for (const char *const *part =
+             (const char *const[]){"NAME", "SYNOPSIS", "DESCRIPTION", "COMMANDS", "EXAMPLES", NULL};
+         *part; part++) {
+        char line[32];
+        snprintf(line, sizeof(line), ".SH %s\n", *part);
+        assert_non_null(strstr(run.out, line));
+    }
+    TOOL("bench");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.out, "usage: kvtier bench WHAT"));
+    TOOL("bench", "--help");
+    assert_int_equal(run.code, 0);
+    TOOL("help", "doctor", "x");
+    assert_int_equal(run.code, 2);
+}
+
 /* What a formatter says of a page on standard input; skipped where there is none. */
 static void check_render(const char *name, const char *first, const char *second)
 {
@@ -158,6 +200,7 @@ static void test_pages_render(void **state)
 {
     (void)state;
     assert_true(each_command(check_render) >= 10);
+    check_render("bench", "bench", NULL);
 }
 
 /* ---- completion ---------------------------------------------------------------------------- */
@@ -220,6 +263,8 @@ static void test_bash(void **state)
     assert_true(each_command(check_completion) >= 10);
     complete("kvtier bench codec --level k");
     assert_true(offered("kv4") && offered("kv8") && !offered("raw"));
+    complete("kvtier plan --model llama");
+    assert_true(offered("llama-3-70b") && offered("llama-3.3-70b") && !offered("qwen3-8b"));
     complete("kvtier bench codec --rounds ''");
     assert_string_equal(run.out, "\n"); /* nothing: a number */
     complete("kvtier fsck /et");
@@ -239,6 +284,7 @@ static void test_zsh(void **state)
     assert_int_equal(run.code, 0);
     assert_memory_equal(run.out, "#compdef kvtier", 15);
     assert_non_null(strstr(run.out, "'bench index')"));
+    assert_non_null(strstr(run.out, "llama-3.3-70b"));
     assert_non_null(strstr(run.out, "'--chain=["));
     tool_run(&run, "/bin/sh",
              (const char *const[]){
@@ -310,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_man_pages),  cmocka_unit_test(test_pages_render),
         cmocka_unit_test(test_bash),       cmocka_unit_test(test_zsh),
         cmocka_unit_test(test_help_words), cmocka_unit_test(test_quoting),
+        cmocka_unit_test(test_families),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
