@@ -154,8 +154,8 @@ BUGS = [
     ("another_protocol_let_in", "src/daemon/peer.c",
      "hello->proto != KVT_PROTO_VERSION ||", "(0 && hello->proto != KVT_PROTO_VERSION) ||",
      ["test_daemon"]),
-    ("parted_client_loses_what_it_fills", "src/store/owner.c",
-     "        if (place == PLACE_LEAVING)\n            kvt_store_client_gone",
-     "        if (place != PLACE_LIVE)\n            kvt_store_client_gone",
+    ("parted_client_loses_what_it_fills", "src/store/owner_clients.c",
+     "        if (place == KVT_PLACE_LEAVING)\n            kvt_store_client_gone",
+     "        if (place != KVT_PLACE_LIVE)\n            kvt_store_client_gone",
      ["test_owner", "test_daemon_kill"]),
 ]
