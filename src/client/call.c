@@ -148,6 +148,7 @@ struct key_opts {
     enum kvt_tier *tiers; /* LOOKUP: optional output */
     uint32_t shards;      /* 0: keys as they are; else each stands for that many, shard 0 and up */
     uint8_t *roots;       /* LOOKUP: optional output */
+    uint8_t whole;        /* LOOKUP: not the first message of a call */
 };
 
 static void keys_write(struct kvt_msg_key *out, const struct kvt_key *keys, uint32_t count,
@@ -185,6 +186,7 @@ static int32_t call_keys(struct kvt_ns *ns, uint8_t group, uint16_t op, const st
         msg->msg.ns = ns->groups[group].handle; /* of the connection that takes the message */
         msg->min_level = opts.min_level;
         msg->each = opts.each;
+        msg->whole = opts.whole;
         keys_write(msg->keys, keys, count, opts.shards);
     }
     int32_t status = call_finish(cache, &call, msg);
@@ -272,6 +274,15 @@ static enum kvt_tier shards_tier(const enum kvt_tier *tiers, uint32_t shards)
     return worst;
 }
 
+/* Whether a message of a look-up asks the shared tier for all of its keys at once. The first one
+ * does not, since most prompts miss at once; but where shards that fill no message whole make three
+ * messages of 2,048 keys: three round trips are enough for those. */
+static uint8_t asks_whole(size_t at, size_t n, uint32_t shards)
+{
+    const uint32_t per_message = KVT_MSG_KEYS_MAX / shards;
+    return at > 0 || (n * shards <= (size_t)2 * KVT_MSG_KEYS_MAX && n > (size_t)2 * per_message);
+}
+
 /* The same, each key standing for `shards` of them, side by side in one message. */
 static long lookup_shards(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
                           struct key_opts use, enum kvt_tier *tiers, uint8_t *roots)
@@ -284,6 +295,7 @@ static long lookup_shards(struct kvt_ns *ns, const struct kvt_key *keys, size_t 
     use.roots = part_roots;
     for (size_t at = 0; at < n;) {
         uint32_t count = (uint32_t)KVT_MIN(n - at, per_message), run = 0;
+        use.whole = asks_whole(at, n, use.shards);
         int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
                                    keys + at, count * use.shards, use);
         if (status < 0)
@@ -313,12 +325,16 @@ long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
     long hits = 0;
     if (opts->shards > 1)
         return lookup_shards(ns, keys, n,
-                             (struct key_opts){min_level, each, NULL, opts->shards, NULL}, tiers,
+                             (struct key_opts){min_level, each, NULL, opts->shards, NULL, 0}, tiers,
                              opts->roots);
     for (size_t at = 0; at < n;) {
         uint32_t count = (uint32_t)KVT_MIN(n - at, KVT_MSG_KEYS_MAX);
-        struct key_opts use = {min_level, each, tiers ? tiers + at : NULL, 0,
-                               opts->roots ? opts->roots + at : NULL};
+        struct key_opts use = {min_level,
+                               each,
+                               tiers ? tiers + at : NULL,
+                               0,
+                               opts->roots ? opts->roots + at : NULL,
+                               asks_whole(at, n, 1)};
         int32_t status = call_keys(ns, kvt_ns_group_index(ns, keys[0].group), KVT_OP_LOOKUP,
                                    keys + at, count, use);
         if (status < 0)

@@ -95,7 +95,8 @@ struct kvt_msg_keys {
     struct kvt_msg msg;
     uint8_t min_level; /* LOOKUP, PREFETCH */
     uint8_t each;      /* LOOKUP: 1: look at every key, also behind an absent one */
-    uint8_t reserved[6];
+    uint8_t whole;     /* LOOKUP: 1: what precedes is there: ask for all of it at once */
+    uint8_t reserved[5];
     struct kvt_msg_key keys[];
 };
 

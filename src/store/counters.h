@@ -94,7 +94,8 @@
     X(scrub_buried, "scrub.buried", "damaged records that no restart finds again: journaled")     \
     X(scrub_passes, "scrub.passes", "walks over all records that came to their end")              \
     X(remote_asked, "remote.asked", "keys that the shared tier was asked for by lookups")         \
-    X(remote_found, "remote.found", "of them, those that it had")                                 \
+    X(remote_rounds, "remote.rounds", "round trips to its nodes that this took")                  \
+    X(remote_found, "remote.found", "of these keys, those it had")                                \
     X(remote_unknown, "remote.unknown", "of them, those that got no answer: taken for absent")    \
     X(remote_refused, "remote.refused", "of them, those whose header is not one of ours")         \
     X(remote_negative, "remote.negative", "keys not asked for: absent there a moment ago")        \

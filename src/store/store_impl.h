@@ -11,7 +11,7 @@
  *   store_recover.c  roots at open               store_check.c   every invariant
  *   store_join.c     roots that come later
  *   store_usage.c    bytes by namespace and rank
- *   store_remote.c   the tier that machines share
+ *   store_remote*.c  the tier that machines share
  *   store_reinsert.c records move before their   store_direct.c  records pinned on disk
  *                    segment goes                store_recycle.c which segment goes, what stays
  *
@@ -527,7 +527,8 @@ __attribute__((warn_unused_result)) int kvt_reads_accept(struct kvt_store *store
 /* All loads that wait for the slot learn how it went; on failure they lose their pin. */
 void kvt_reads_wake(struct kvt_store *store, uint32_t slot, bool good);
 
-/* ---- store_remote.c: the tier that machines share; every call does nothing where there is none */
+/* ---- store_remote*.c: the tier that machines share; every call does nothing where there is none
+ */
 __attribute__((warn_unused_result)) int kvt_l3_init(struct kvt_store *store);
 void kvt_l3_close(struct kvt_store *store); /* look-ups are answered, the backend stops */
 void kvt_l3_destroy(struct kvt_store *store);

@@ -1,5 +1,6 @@
-/* What store_remote.c keeps of the shared tier, and what the store's other files ask it. Internal
- * to the store half. Memory: about 6 MiB, where a remote is configured; else nothing.
+/* What the files store_remote*.c keep of the shared tier and ask of each other. Internal to them:
+ * what the store's other files ask is in store_impl.h. Memory: about 6 MiB, where a remote is
+ * configured; else nothing.
  */
 #ifndef KVT_STORE_STORE_REMOTE_H
 #define KVT_STORE_STORE_REMOTE_H
@@ -12,6 +13,9 @@
 #define KVT_REMOTE_GETS 64u
 #define KVT_REMOTE_PUTS 64u
 #define KVT_REMOTE_QUEUE 8192u /* blocks that wait to be put */
+/* beyond a request's deadline, before it is given up here */
+#define KVT_REMOTE_GRACE_NS INT64_C(100000000)
+#define KVT_REMOTE_PAUSE_NS INT64_C(1000000000)
 
 enum kvt_known_state {
     KVT_KNOWN_NOTHING = 0,
@@ -86,7 +90,33 @@ struct kvt_store_remote {
     uint64_t put_bytes;   /* of the records on their way */
     int64_t put_pause_ns; /* no put before */
     int64_t pause_ns;     /* no look-up before */
-    bool streak;          /* the last look-up found all that it asked for */
 };
+
+/* ---- store_remote.c */
+bool kvt_l3_paused(struct kvt_store *store);
+/* The backend itself does not answer in time: it hangs. Leave it alone for a while. */
+void kvt_l3_given_up(struct kvt_store *store);
+/* false: not now. */
+__attribute__((warn_unused_result)) bool
+kvt_l3_submit(struct kvt_store *store, struct kvt_remote_req *req, int64_t deadline_ns);
+
+/* ---- store_remote_known.c */
+struct kvt_known *kvt_l3_known_find(struct kvt_store *store, struct kvt_fp fp);
+void kvt_l3_known_set(struct kvt_store *store, struct kvt_fp fp, enum kvt_known_state state,
+                      uint8_t map, uint32_t pages);
+void kvt_l3_known_forget(struct kvt_store *store, struct kvt_fp fp);
+void kvt_l3_known_forget_all(struct kvt_store_remote *remote);
+/* What a PROBE has found of one key. */
+void kvt_l3_learn(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key,
+                  const struct kvt_remote_found *found);
+
+/* ---- what has come back, and what is over; the latter returns the next time to run */
+void kvt_l3_probed(struct kvt_store *store, struct kvt_remote_lookup *lookup);
+int64_t kvt_l3_lookups_run(struct kvt_store *store, int64_t now);
+void kvt_l3_lookup_answer(struct kvt_store *store, struct kvt_remote_lookup *lookup);
+void kvt_l3_got(struct kvt_store *store, struct kvt_remote_get *get);
+int64_t kvt_l3_gets_run(struct kvt_store *store, int64_t now);
+void kvt_l3_was_put(struct kvt_store *store, struct kvt_remote_put *put);
+int64_t kvt_l3_puts_run(struct kvt_store *store, int64_t now);
 
 #endif

@@ -601,10 +601,12 @@ uint32_t rig_lookup(struct rig *rig, uint32_t ns, const uint64_t *numbers, uint3
                     uint8_t *tiers)
 {
     const struct kvt_msg_lookup_reply *reply;
+    struct kvt_msg_keys *msg;
 
     rig_forget_replies(rig);
-    reply = (const struct kvt_msg_lookup_reply *)ask(
-        rig, CLIENT, keys_request(rig, KVT_OP_LOOKUP, ns, numbers, n, min));
+    msg = keys_request(rig, KVT_OP_LOOKUP, ns, numbers, n, min);
+    msg->whole = rig->whole;
+    reply = (const struct kvt_msg_lookup_reply *)ask(rig, CLIENT, msg);
     assert_int_equal(reply->msg.count, n);
     for (uint32_t i = 0; tiers && i < n; i++)
         tiers[i] = reply->entries[i].tier;

@@ -57,6 +57,7 @@ struct rig {
     bool check_each_step;
     bool patient;  /* a reply may take a minute of the store's time: the drive is failing */
     uint8_t write; /* of the ALLOCs that follow */
+    uint8_t whole; /* of the LOOKUPs that follow: struct kvt_msg_keys */
     bool held_io;  /* completions are held back: settle() does not wait for them */
     /* Takes a grant out of the replies: true when it is the test's own business. */
     bool (*on_grant)(void *ctx, uint32_t client, const struct kvt_msg_grant *grant);

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/rng.h"
 #include "kvtier/error.h"
 #include "support/mem_remote.h"
 
@@ -153,8 +154,74 @@ static void test_a_long_chain_takes_two_rounds(void **state)
     remote.probes = 0;
     assert_int_equal(found(1, 60, NULL), 60);
     assert_int_equal(remote.probes, 2);
-    assert_int_equal(found(2001, 100, NULL), 0); /* one that was found whole: all at once */
+    assert_int_equal(rig_stats(&rig).remote_rounds, 3);
+    rig.whole = 1; /* what precedes is there: all at once */
+    remote.probed = 0;
+    assert_int_equal(found(2001, 100, NULL), 0);
     assert_int_equal(remote.probes, 3);
+    assert_int_equal(remote.probed, 100);
+}
+
+#define LONG 2048u
+#define MESSAGE 1024u
+
+/* A look-up of 2,048 keys, in two messages as the client sends them, with somebody else's between
+ * them: round trips of its own. */
+static uint32_t long_rounds(struct kvt_rng *rng)
+{
+    static uint64_t numbers[LONG];
+    uint32_t before = remote.probes, rounds, run;
+
+    numbers_from(1, LONG, numbers);
+    rig.whole = 0;
+    run = rig_lookup(&rig, ns, numbers, MESSAGE, 0, NULL);
+    rounds = remote.probes - before;
+    if (kvt_rng_below(rng, 2)) /* a miss, or a hit */
+        (void)found(kvt_rng_below(rng, 2) ? 900000 + kvt_rng_below(rng, 1000) : 1, 50, NULL);
+    if (run < MESSAGE)
+        return rounds;
+    before = remote.probes;
+    rig.whole = 1;
+    (void)rig_lookup(&rig, ns, numbers + MESSAGE, MESSAGE, 0, NULL);
+    rig.whole = 0;
+    return rounds + remote.probes - before;
+}
+
+/* Three round trips to a node at most, whatever was looked up, loaded, lost or refused before. */
+static void test_2048_keys_in_three_rounds_in_every_history(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    struct kvt_rng rng = {test_seed()};
+    uint32_t most = 0;
+
+    (void)state;
+    begin(&o);
+    for (uint32_t at = 0; at < LONG; at += 32) {
+        assert_int_equal(put(1 + at, 32), 32);
+        rig_settle(&rig);
+    }
+    assert_int_equal(tier.count, LONG);
+    rig_close(&rig);
+    o = options(KVT_REMOTE_WRITE_SECOND);
+    begin(&o);
+    for (int i = 0; i < 24; i++) {
+        uint32_t before = (uint32_t)kvt_rng_below(&rng, 4), rounds;
+
+        for (uint32_t k = 0; k < before; k++) {
+            uint64_t first = 1 + kvt_rng_below(&rng, LONG - 64);
+
+            remote.fail = kvt_rng_below(&rng, 4) ? 0 : -EHOSTDOWN;
+            (void)found(kvt_rng_below(&rng, 2) ? first : 500000 + first, 64, NULL);
+            remote.fail = 0;
+            (void)get(first, 8);
+        }
+        rounds = long_rounds(&rng);
+        assert_true(rounds <= 3);
+        most = KVT_MAX(most, rounds);
+        if (kvt_rng_below(&rng, 3)) /* what is known to be there is forgotten */
+            rig_advance(&rig, 61 * SECOND);
+    }
+    assert_int_equal(most, 3); /* it was all of it at least once */
 }
 
 /* Local blocks first, the rest from there, one chain. */
@@ -644,6 +711,7 @@ int main(void)
         cmocka_unit_test_teardown(test_what_another_store_put_is_loaded, tear_down),
         cmocka_unit_test_teardown(test_absent_ones_are_remembered_for_a_second, tear_down),
         cmocka_unit_test_teardown(test_a_long_chain_takes_two_rounds, tear_down),
+        cmocka_unit_test_teardown(test_2048_keys_in_three_rounds_in_every_history, tear_down),
         cmocka_unit_test_teardown(test_a_chain_over_both, tear_down),
         cmocka_unit_test_teardown(test_levels_and_loads_without_lookup, tear_down),
         cmocka_unit_test_teardown(test_it_goes_to_disk_and_survives, tear_down),
