@@ -184,13 +184,14 @@ static json_t *ask_restored(struct run *run, const struct demo_question *questio
     if (text == NULL)
         return NULL;
     json_t *result = json_pack(
-        "{s:f, s:i, s:I, s:I, s:s, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "ttft_ms",
+        "{s:f, s:i, s:I, s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "ttft_ms",
         ms(sample->ttft_ns), "samples", samples, "loaded_tokens", (json_int_t)sample->loaded,
         "computed_tokens", (json_int_t)(question->count - (size_t)sample->loaded), "answer", text,
         "blocks_dram", (json_int_t)report->blocks_dram, "blocks_disk",
-        (json_int_t)report->blocks_disk, "bytes_moved", (json_int_t)report->bytes_moved,
-        "lookup_ms", ms(report->lookup_ns), "load_ms", ms(report->load_ns), "set_state_ms",
-        ms(report->set_state_ns), "compute_ms", ms(sample->ttft_ns - moved));
+        (json_int_t)report->blocks_disk, "blocks_remote", (json_int_t)report->blocks_remote,
+        "bytes_moved", (json_int_t)report->bytes_moved, "lookup_ms", ms(report->lookup_ns),
+        "load_ms", ms(report->load_ns), "set_state_ms", ms(report->set_state_ns), "compute_ms",
+        ms(sample->ttft_ns - moved));
     free(text);
     return result;
 }

@@ -86,7 +86,8 @@ static void print_prefetched(const json_t *report)
         "\n  time to first token %.0f ms, %.0f x; %.0f of %.0f blocks had come\n",
         number(ahead, "tokenise_ms"), number(ahead, "ttft_ms"),
         number(at(report, "speedup"), "disk_prefetched"), number(ahead, "blocks_dram"),
-        number(ahead, "blocks_dram") + number(ahead, "blocks_disk"));
+        number(ahead, "blocks_dram") + number(ahead, "blocks_disk") +
+            number(ahead, "blocks_remote"));
 }
 
 static void print_times(const char *name, const json_t *question, const char *key, const char *unit,

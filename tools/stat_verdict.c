@@ -218,7 +218,8 @@ static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
             prompts, kvt_stats_value(c, "shadow.hits"),
             tokens(facts,
                    kvt_stats_value(c, "shadow.blocks_dram") +
-                       kvt_stats_value(c, "shadow.blocks_disk"),
+                       kvt_stats_value(c, "shadow.blocks_disk") +
+                       kvt_stats_value(c, "shadow.blocks_remote"),
                    a, sizeof(a)),
             (double)kvt_stats_value(c, "shadow.saved_ttft_us") * 1e-6,
             (double)kvt_stats_value(c, "shadow.prefill_us") * 1e-6,

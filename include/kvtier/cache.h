@@ -325,7 +325,10 @@ struct kvt_req_report {
     size_t blocks_disk;
     uint64_t bytes_moved; /* record bytes read or written */
     int64_t elapsed_ns;
+    size_t blocks_remote; /* loaded from the tier that machines share */
 };
+/* struct_size of callers whose struct ends before `blocks_remote`: blocks_disk has those, too. */
+#define KVT_REQ_REPORT_SIZE_0 56u
 /* Fill *report (struct_size set by the caller). 0; -EAGAIN not complete; KVT_E_VERSION. */
 int kvt_req_report(const struct kvt_req *req, struct kvt_req_report *report);
 

@@ -98,7 +98,10 @@ struct kvt_llama_report {
     size_t tokens_computed; /* of tokens_loaded, those that the restore computed */
     int64_t compute_ns;
     double plan_ttft_s, plan_recompute_s, plan_load_all_s; /* as expected; struct kvt_plan */
+    size_t blocks_remote; /* loaded from the tier that machines share */
 };
+/* struct_size of callers whose struct ends before `blocks_remote`: blocks_disk has those, too. */
+#define KVT_LLAMA_REPORT_SIZE_0 144u
 
 /* Restore of the longest stored prefix of tokens[0..n) what is loaded faster than computed
  * (kvt_plan(); option plan=off: all of it) into sequence seq, which must be empty: the caller

@@ -136,7 +136,7 @@ class kvt_req_report(C.Structure):
     _fields_ = [("struct_size", C.c_size_t), ("blocks_ok", C.c_size_t),
                 ("blocks_run_ok", C.c_size_t), ("blocks_dram", C.c_size_t),
                 ("blocks_disk", C.c_size_t), ("bytes_moved", C.c_uint64),
-                ("elapsed_ns", C.c_int64)]
+                ("elapsed_ns", C.c_int64), ("blocks_remote", C.c_size_t)]
 
 
 class kvt_encode_report(C.Structure):

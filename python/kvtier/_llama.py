@@ -40,7 +40,7 @@ class kvt_llama_report(C.Structure):
                 ("late", C.c_int), ("tokens_planned", C.c_size_t),
                 ("tokens_computed", C.c_size_t), ("compute_ns", C.c_int64),
                 ("plan_ttft_s", C.c_double), ("plan_recompute_s", C.c_double),
-                ("plan_load_all_s", C.c_double)]
+                ("plan_load_all_s", C.c_double), ("blocks_remote", C.c_size_t)]
 
 
 STRUCTS = (kvt_llama_opts, kvt_llama_report)

@@ -41,6 +41,7 @@ COUNTERS = {
     "declined": "Pages of those that are quicker to compute",
     "loaded": "Pages loaded",
     "loaded_disk": "Pages of those that came from disk",
+    "loaded_remote": "Pages of those that came from the tier that machines share",
     "failed": "Pages that were found and could not be loaded",
     "stored": "Pages stored, or stored before",
     "dropped": "Pages that the store had no room or time for",
@@ -179,7 +180,8 @@ class Job:
         report = request.report()
         self.bytes += report.bytes_moved
         if self.load:
-            self._pages.counts.add(loaded_disk=report.blocks_disk)
+            self._pages.counts.add(loaded_disk=report.blocks_disk,
+                                   loaded_remote=report.blocks_remote)
         request.close()
 
     def _end(self) -> None:

@@ -30,6 +30,7 @@ class Report:
     blocks_disk: int
     bytes_moved: int
     elapsed_ns: int
+    blocks_remote: int = 0
 
 
 class _Child:
@@ -147,7 +148,7 @@ class Request(_Child):
         out = _c.kvt_req_report(C.sizeof(_c.kvt_req_report))
         _c.check(self._lib.kvt_req_report(self.handle, C.byref(out)), "report")
         return Report(out.blocks_ok, out.blocks_run_ok, out.blocks_dram, out.blocks_disk,
-                      out.bytes_moved, out.elapsed_ns)
+                      out.bytes_moved, out.elapsed_ns, out.blocks_remote)
 
     def _end(self, handle: int) -> None:
         with self._cache._lock:

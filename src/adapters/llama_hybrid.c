@@ -119,6 +119,7 @@ static void landed(struct hybrid *h, const struct flight *flight)
     if (kvt_req_report(flight->req, &done) == 0) {
         h->report->blocks_dram += done.blocks_dram;
         h->report->blocks_disk += done.blocks_disk;
+        h->report->blocks_remote += done.blocks_remote;
         h->report->bytes_moved += done.bytes_moved;
     }
     if (done.blocks_ok == n && n > 0) { /* the newest counts for half */

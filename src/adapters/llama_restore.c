@@ -11,7 +11,9 @@
  * 3. What set_data returns and the positions that the sequence has afterwards are checked; any
  * doubt clears the sequence and is a counted miss. Threads: one at a time.
  */
+#include <assert.h>
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "llama_internal.h"
@@ -51,6 +53,7 @@ static long load_blocks(struct kvt_llama *llama, size_t blocks, double deadline_
     }
     report->blocks_dram = done.blocks_dram;
     report->blocks_disk = done.blocks_disk;
+    report->blocks_remote = done.blocks_remote;
     report->bytes_moved = done.bytes_moved;
     run = (long)done.blocks_run_ok;
     if (done.blocks_run_ok < blocks)
@@ -211,6 +214,9 @@ static long restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens,
     return restored;
 }
 
+static_assert(offsetof(struct kvt_llama_report, blocks_remote) == KVT_LLAMA_REPORT_SIZE_0,
+              "what old callers have");
+
 long kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const int32_t *tokens, size_t n,
                        struct kvt_llama_report *report)
 {
@@ -218,7 +224,8 @@ long kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const int32_t *toke
 
     if (llama == NULL || (tokens == NULL && n > 0))
         return KVT_E_INVAL;
-    if (report != NULL && report->struct_size != sizeof(*report)) {
+    const size_t size = report != NULL ? report->struct_size : 0;
+    if (report != NULL && size != sizeof(*report) && size != KVT_LLAMA_REPORT_SIZE_0) {
         kvt_llama_fail(llama, "kvt_llama_report comes from another version of the headers");
         return KVT_E_VERSION;
     }
@@ -241,7 +248,10 @@ long kvt_llama_restore(struct kvt_llama *llama, int32_t seq, const int32_t *toke
         mine.tokens_loaded = (size_t)restored;
         llama->counters.restored_tokens += (uint64_t)restored;
     }
+    if (size == KVT_LLAMA_REPORT_SIZE_0)
+        mine.blocks_disk += mine.blocks_remote;
+    mine.struct_size = size;
     if (report != NULL)
-        *report = mine;
+        memcpy(report, &mine, size);
     return restored;
 }

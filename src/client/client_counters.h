@@ -77,6 +77,8 @@
       "of them, prompts that would have been loaded, in part or whole")                            \
     X(shadow_blocks_dram, "shadow.blocks_dram", "blocks that would have been loaded from DRAM")    \
     X(shadow_blocks_disk, "shadow.blocks_disk", "blocks that would have been loaded from disk")    \
+    X(shadow_blocks_remote, "shadow.blocks_remote",                                                \
+      "blocks that would have been loaded from the shared tier")                                   \
     X(shadow_tokens, "shadow.tokens", "tokens that would not have been computed")                  \
     X(shadow_prefill_us, "shadow.prefill_us", "expected time to compute all of these prompts")     \
     X(shadow_ttft_us, "shadow.saved_ttft_us", "time to first tokens that would have been saved")   \

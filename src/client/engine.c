@@ -88,6 +88,8 @@ static void account(struct kvt_cache *cache, struct kvt_req *req, const struct k
         req->report.blocks_ok++;
         if (block->tier == KVT_TIER_DRAM)
             req->report.blocks_dram++;
+        else if (block->tier == KVT_TIER_REMOTE)
+            req->report.blocks_remote++;
         else
             req->report.blocks_disk++;
         req->report.bytes_moved += block->record_bytes;

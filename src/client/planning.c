@@ -206,14 +206,15 @@ void kvt_planning_complete(struct kvt_cache *cache, struct kvt_req *req)
     double seconds = (double)req->elapsed_ns * 1e-9, bytes = (double)report->bytes_moved;
     if (report->blocks_ok > 0 && cache->settings->plan != KVT_PLAN_SET_DETERMINISTIC)
         remember(planning, req);
-    if (!late && report->blocks_disk == 0) {
+    const size_t below = report->blocks_disk + report->blocks_remote;
+    if (!late && below == 0) {
         if (!waited)
             kvt_planning_saw(cache, KVT_TIER_DRAM, bytes,
                              planning->share[KVT_TIER_DRAM] * (double)req->queued_bytes, seconds);
         return;
     }
     if (report->blocks_dram > 0) {
-        if (report->blocks_disk < report->blocks_dram && !late)
+        if (below < report->blocks_dram && !late)
             return; /* what is left of the time would be guesswork */
         double dram = bytes * (double)report->blocks_dram / (double)report->blocks_ok;
         double took = kvt_tier_seconds(&planning->tiers[KVT_TIER_DRAM], dram, 0);

@@ -5,7 +5,9 @@
  * nobody else knows the request), submit (lock). A refused call leaves nothing behind.
  * Threads: any. Only kvt_req_wait() and kvt_req_free() block.
  */
+#include <assert.h>
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -448,19 +450,25 @@ const int32_t *kvt_req_status(const struct kvt_req *req, size_t *n)
     return &req->cache->statuses[req->first];
 }
 
+static_assert(offsetof(struct kvt_req_report, blocks_remote) == KVT_REQ_REPORT_SIZE_0,
+              "what old callers have");
+
 int kvt_req_report(const struct kvt_req *req, struct kvt_req_report *report)
 {
     if (req == NULL || report == NULL)
         return KVT_E_INVAL;
-    if (report->struct_size != sizeof(*report))
+    const size_t size = report->struct_size;
+    if (size != sizeof(*report) && size != KVT_REQ_REPORT_SIZE_0)
         return KVT_E_VERSION;
     if (kvt_cache_forked(req->cache))
         return KVT_E_CLOSED;
     pthread_mutex_lock(&req->cache->lock);
     int rc = req->state == KVT_R_COMPLETE ? 0 : -EAGAIN;
     if (rc == 0)
-        *report = req->report;
-    report->struct_size = sizeof(*report);
+        memcpy(report, &req->report, size);
+    if (rc == 0 && size == KVT_REQ_REPORT_SIZE_0)
+        report->blocks_disk += req->report.blocks_remote;
+    report->struct_size = size;
     pthread_mutex_unlock(&req->cache->lock);
     return rc;
 }

@@ -88,14 +88,17 @@ static void account(struct kvt_ns *ns, uint16_t group, const enum kvt_tier *tier
                                          .prompt_tokens = prompt_tokens,
                                          .group = group};
     struct kvt_plan plan;
-    uint64_t disk = 0;
+    uint64_t disk = 0, remote = 0;
     if (kvt_planning_weigh(ns, &query, &plan) != 0)
         return;
-    for (size_t i = plan.first; i < plan.first + plan.count; i++)
-        disk += tiers[i] != KVT_TIER_DRAM; /* the shared tier's, too, as in a load's report */
+    for (size_t i = plan.first; i < plan.first + plan.count; i++) {
+        remote += tiers[i] == KVT_TIER_REMOTE;
+        disk += tiers[i] != KVT_TIER_DRAM && tiers[i] != KVT_TIER_REMOTE;
+    }
     counters->shadow_hits += plan.count > 0;
     counters->shadow_blocks_disk += disk;
-    counters->shadow_blocks_dram += plan.count - disk;
+    counters->shadow_blocks_remote += remote;
+    counters->shadow_blocks_dram += plan.count - disk - remote;
     counters->shadow_tokens += plan.count * kvt_shape_group_of(ns->shape, group)->block_tokens;
     if (plan.recompute_s > 0)
         counters->shadow_prefill_us += (uint64_t)(plan.recompute_s * US);

@@ -47,13 +47,15 @@ static json_t *check_json_of(const struct outcome *outcome, int want_identical, 
     const double parts = number(dram, "lookup_ms", NULL) + number(dram, "load_ms", NULL) +
                          number(dram, "set_state_ms", NULL) + number(dram, "compute_ms", NULL);
     assert_true(parts > 0.99 * number(report, "ttft_ms", "dram"));
-    assert_true(number(disk, "blocks_disk", NULL) == loaded / block);
+    assert_true(number(disk, "blocks_disk", NULL) + number(disk, "blocks_remote", NULL) ==
+                loaded / block);
     assert_true(number(disk, "blocks_dram", NULL) == 0);
     assert_int_equal(json_array_size(json_object_get(report, "questions")), 3);
     /* the third process read ahead: each block came from one of the two tiers */
     const json_t *ahead = json_object_get(report, "prefetched");
     assert_true(number(ahead, "loaded_tokens", NULL) == loaded);
-    assert_true(number(ahead, "blocks_dram", NULL) + number(ahead, "blocks_disk", NULL) ==
+    assert_true(number(ahead, "blocks_dram", NULL) + number(ahead, "blocks_disk", NULL) +
+                    number(ahead, "blocks_remote", NULL) ==
                 loaded / block);
     assert_true(number(ahead, "tokenise_ms", NULL) > 0);
     assert_true(number(report, "ttft_ms", "disk_prefetched") > 0);

@@ -105,6 +105,7 @@ static void reports_say_what_happened(void **state)
     assert_in_range(report.blocks_ok, 2, 4);
     assert_int_equal(report.blocks_dram, report.blocks_ok);
     assert_int_equal(report.blocks_disk, 0);
+    assert_int_equal(report.blocks_remote, 0);
     assert_int_equal(report.bytes_moved,
                      report.blocks_ok * kvt_ns_record_bytes(rig.ns, 0, KVT_LEVEL_RAW));
     assert_true(report.elapsed_ns > 0);

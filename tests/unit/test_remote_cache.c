@@ -100,6 +100,67 @@ static void test_over_a_restart_with_a_disk(void **state)
     assert_int_equal(rig_stat(&two, "load.granted_disk"), BLOCKS);
 }
 
+/* The report of a load tells the shared tier's blocks apart; to a caller of before there was a
+ * place for them they are blocks from disk. */
+static void test_a_report_tells_where_from(void **state)
+{
+    struct kvt_req_report report = {.struct_size = sizeof(report)};
+    struct kvt_key keys[BLOCKS];
+    uint32_t ids[BLOCKS];
+    struct kvt_req *req;
+
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all", NULL);
+    open_one(&two, "", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&one, "remote.put", BLOCKS);
+    assert_int_equal(rig_lookup(&two, 1, BLOCKS), BLOCKS);
+    assert_int_equal(rig_load(&two, 1, 10, NULL), 10); /* from now on in DRAM */
+    for (uint32_t i = 0; i < BLOCKS; i++) {
+        keys[i] = rig_key(1 + i);
+        ids[i] = i;
+    }
+    assert_int_equal(kvt_load(two.ns, two.pool, keys, ids, BLOCKS, NULL, &req), 0);
+    assert_int_equal(kvt_req_wait(req, -1), 1);
+    assert_int_equal(kvt_req_report(req, &report), 0);
+    assert_int_equal(report.blocks_ok, BLOCKS);
+    assert_int_equal(report.blocks_dram, 10);
+    assert_int_equal(report.blocks_disk, 0);
+    assert_int_equal(report.blocks_remote, BLOCKS - 10);
+    report = (struct kvt_req_report){.struct_size = KVT_REQ_REPORT_SIZE_0, .blocks_remote = 77};
+    assert_int_equal(kvt_req_report(req, &report), 0);
+    assert_int_equal(report.struct_size, KVT_REQ_REPORT_SIZE_0);
+    assert_int_equal(report.blocks_disk, BLOCKS - 10);
+    assert_int_equal(report.blocks_remote, 77); /* not theirs to write */
+    kvt_req_free(req);
+}
+
+/* 2,048 keys by one call, after a miss: three round trips to the node; a long one that misses asks
+ * for a few keys only. */
+static void test_2048_keys_in_three_rounds(void **state)
+{
+    uint64_t before;
+
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all,dram=64MiB", NULL);
+    for (uint64_t at = 0; at < 2048; at += 64)
+        assert_int_equal(rig_store(&one, 1 + at, 64, (uint32_t)at * 16, NULL), 64);
+    wait_stat(&one, "remote.put", 2048);
+    open_one(&two, "", NULL);
+    assert_int_equal(rig_lookup(&two, 1000000, 2048), 0);
+    assert_int_equal(rig_stat(&two, "remote.rounds"), 1);
+    assert_true(rig_stat(&two, "remote.asked") < 64);
+    before = rig_stat(&two, "remote.rounds");
+    assert_int_equal(rig_lookup(&two, 1, 2048), 2048);
+    assert_int_equal(rig_stat(&two, "remote.rounds") - before, 3);
+    assert_int_equal(rig_lookup(&two, 1, 2048), 2048); /* they are known now */
+    assert_int_equal(rig_stat(&two, "remote.rounds") - before, 3);
+}
+
 /* What is used twice is put, and only that. */
 static void test_second_use(void **state)
 {
@@ -173,6 +234,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_the_second_cache_loads_what_the_first_stored, tear_down),
         cmocka_unit_test_teardown(test_over_a_restart_with_a_disk, tear_down),
+        cmocka_unit_test_teardown(test_a_report_tells_where_from, tear_down),
+        cmocka_unit_test_teardown(test_2048_keys_in_three_rounds, tear_down),
         cmocka_unit_test_teardown(test_second_use, tear_down),
         cmocka_unit_test_teardown(test_purge_reaches_the_server, tear_down),
         cmocka_unit_test_teardown(test_without_the_server, tear_down),

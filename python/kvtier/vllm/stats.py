@@ -15,6 +15,7 @@ COUNTERS = {
     "loaded_blocks": "Blocks loaded into the engine's pages",
     "loaded_dram_blocks": "Blocks loaded from DRAM",
     "loaded_disk_blocks": "Blocks loaded from disk",
+    "loaded_remote_blocks": "Blocks loaded from the tier that machines share",
     "failed_blocks": "Blocks that were found but could not be loaded, and were computed",
     "stored_blocks": "Blocks handed to the store",
     "dropped_blocks": "Blocks that the store had no room or time for",

@@ -239,7 +239,8 @@ class Worker:
             request.close()
             self._counts.add(loaded_blocks=len(what.pages) - len(bad),
                              loaded_dram_blocks=report.blocks_dram,
-                             loaded_disk_blocks=report.blocks_disk)
+                             loaded_disk_blocks=report.blocks_disk,
+                             loaded_remote_blocks=report.blocks_remote)
             if bad:
                 self._fail(load, bad)
         load.parts = waiting
