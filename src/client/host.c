@@ -124,6 +124,7 @@ static int remote_open(struct kvt_host *host, char *error, size_t error_len)
         .mac_file = file_or_null(settings->remote_mac),
         .ca_file = file_or_null(settings->remote_ca),
         .cap_bytes = settings->remote_cap == KVT_AUTO ? 0 : settings->remote_cap,
+        .ns_cap_bytes = settings->remote_ns_cap == KVT_AUTO ? 0 : settings->remote_ns_cap,
         .ttl_ns = settings->remote_ttl == KVT_AUTO ? 0 : (int64_t)settings->remote_ttl,
         .log = host->log};
     if (!settings->remote[0])

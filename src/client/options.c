@@ -122,8 +122,9 @@ static const struct kvt_option options[] = {
     {"gds", T_PIN, AT(gds), "off", NULL, 0, 0,
      "loads from disk into GPU memory past DRAM: auto (where that is faster), required, off"},
     {"remote", T_REMOTE, AT(remote), "none", NULL, 0, 0,
-     "a tier that machines share: redis://host:port (or seeds of a cluster), rediss://, "
-     "redis+unix:/path, dir:/path; none"},
+     "a tier that machines share: redis://host:port (or seeds of a cluster; ?replicas=yes: read "
+     "from "
+     "replicas), rediss://, redis+unix:/path, dir:/path; none"},
     {"remote_auth", T_FILE, AT(remote_auth), "none", NULL, 0, 0,
      "a file with \"password\" or \"user password\" for it, read at each connect; none"},
     {"remote_write", T_REMOTE_WRITE, AT(remote_write), "second_use", NULL, 0, 0,
@@ -131,12 +132,14 @@ static const struct kvt_option options[] = {
     {"remote_deadline", T_DEADLINE, AT(remote_deadline), "250ms", NULL, 0, 60000000000,
      "time that one look-up or one read there may take; what comes later counts as absent"},
     {"remote_ttl", T_DEADLINE, AT(remote_ttl), "none", "none", 0, INT64_MAX,
-     "records put there live so long; none: as long as the server keeps them"},
+     "records live so long there; none: as long as the server keeps them, or for ever"},
     {"remote_queue", T_SIZE, AT(remote_queue), "16MiB", NULL, 64 * KIB, 64 * TIB,
      "bytes of records on their way there at a time; they stay in dram meanwhile"},
     {"remote_cap", T_SIZE, AT(remote_cap), "none", "none", 1024 * KIB, 1024 * TIB,
      "bytes that a shared directory may hold: one of its users removes what was not used for "
      "longest"},
+    {"remote_ns_cap", T_SIZE, AT(remote_ns_cap), "none", "none", 1024 * KIB, 1024 * TIB,
+     "the same for each namespace in it"},
     {"plan_remote", T_SIZE, AT(plan_remote), "1GiB", NULL, 1024 * KIB, 64 * TIB,
      "start value of kvt_plan(): record bytes a second that loads from the shared tier reach"},
     {"remote_mac", T_FILE, AT(remote_mac), "none", NULL, 0, 0,

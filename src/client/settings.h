@@ -82,6 +82,7 @@ struct kvt_settings {
     uint64_t remote_queue;                                     /* bytes */
     int remote_write;                                          /* enum kvt_remote_write */
     uint64_t remote_cap;                                       /* bytes; KVT_AUTO: any */
+    uint64_t remote_ns_cap;                                    /* bytes; KVT_AUTO: any */
     uint64_t plan_remote;                                      /* bytes a second */
     uint32_t exclude_count;
     struct kvt_layer_range { /* layers that are stored raw */

@@ -105,8 +105,9 @@ struct kvt_remote_params {
     const char *mac_file;    /* key of the MAC, 32 bytes at least; NULL: no MAC */
     const char *ca_file;     /* certificates trusted, PEM; NULL: the system's */
     uint64_t cap_bytes;      /* of a shared directory; 0: whatever there is room for */
+    uint64_t ns_cap_bytes;   /* of each namespace in it; 0: any */
     int64_t clean_period_ns; /* a test's hook; 0: as ever */
-    int64_t ttl_ns;          /* records live so long; 0: as the server thinks */
+    int64_t ttl_ns;          /* records live so long; 0: as the server thinks, or for ever */
     struct kvt_log log;
 };
 

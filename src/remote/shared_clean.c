@@ -4,10 +4,12 @@
  *                 it is not there                 it is made ours by link()
  *                 not renewed for six periods     it is put aside, and made ours
  *
- * A pass adds up all files; when they are more than the cap, those go that were not used for
- * longest, down to nine tenths of it. A file's use is the later of its two times; readers set it
- * once an hour (shared_files.c), so it does not matter how the file system is mounted. Times are
- * the file server's throughout: "now" is the time of a file just made.
+ * A pass removes what is older than the time to live, by the time it was written, and adds up the
+ * rest, namespace by namespace. Where one is more than its cap, and where all of them are more than
+ * theirs, those files go that were not used for longest, down to nine tenths of it. A file's use is
+ * the later of its two times; readers set it once an hour (shared_files.c), so it does not matter
+ * how the file system is mounted. Times are the file server's throughout: "now" is the time of a
+ * file just made.
  *
  * Two cleaners for a moment (who was stopped for a minute finds out before his next pass) remove
  * what has to go anyway: the lease saves work, nothing depends on it. Threads: its own. Allocates
@@ -34,7 +36,7 @@
 struct pass {
     struct kvt_shared_clean *clean;
     int64_t now_ns, oldest_ns, width_ns;
-    uint64_t bytes, to_go;
+    uint64_t bytes, to_go, freed;
     uint32_t limit; /* buckets above it go whole, itself as far as needed */
     uint64_t ages[BUCKETS];
     void (*each)(struct pass *pass, int dir, const char *name, const struct stat *st);
@@ -84,8 +86,24 @@ static void walk_files(struct pass *pass, int parent, const char *name)
     (void)closedir(list);
 }
 
-/* Every record of every namespace. */
-static void walk(struct pass *pass)
+/* Every record of a namespace. */
+static void walk_ns(struct pass *pass, const char *name)
+{
+    int ns =
+        openat(pass->clean->files->root, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+
+    for (unsigned byte = 0; ns >= 0 && byte < 256; byte++) {
+        char below[4];
+
+        (void)snprintf(below, sizeof(below), "%02x", byte);
+        walk_files(pass, ns, below);
+    }
+    if (ns >= 0)
+        (void)close(ns);
+}
+
+/* Every namespace. */
+static void walk(struct pass *pass, void (*each)(struct pass *pass, const char *name))
 {
     int root = openat(pass->clean->files->root, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = root >= 0 ? fdopendir(root) : NULL;
@@ -96,21 +114,9 @@ static void walk(struct pass *pass)
             (void)close(root);
         return;
     }
-    while ((entry = readdir(list)) != NULL && !stopping(pass->clean)) {
-        int ns;
-
-        if (strlen(entry->d_name) != (size_t)2 * KVT_NS_BYTES)
-            continue; /* not a namespace */
-        ns = openat(root, entry->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-        for (unsigned byte = 0; ns >= 0 && byte < 256; byte++) {
-            char name[4];
-
-            (void)snprintf(name, sizeof(name), "%02x", byte);
-            walk_files(pass, ns, name);
-        }
-        if (ns >= 0)
-            (void)close(ns);
-    }
+    while ((entry = readdir(list)) != NULL && !stopping(pass->clean))
+        if (strlen(entry->d_name) == (size_t)2 * KVT_NS_BYTES) /* a namespace */
+            each(pass, entry->d_name);
     (void)closedir(list);
 }
 
@@ -124,10 +130,13 @@ static uint32_t bucket_of(const struct pass *pass, const struct stat *st)
 
 static void add_up(struct pass *pass, int dir, const char *name, const struct stat *st)
 {
-    int64_t age = pass->now_ns - used_ns(st);
+    int64_t age = pass->now_ns - used_ns(st), ttl_ns = pass->clean->files->ttl_ns;
 
-    (void)dir;
-    (void)name;
+    if (ttl_ns && pass->now_ns - ns_of(st->st_mtim) > ttl_ns) {
+        if (unlinkat(dir, name, 0) == 0)
+            (void)atomic_fetch_add_explicit(&pass->clean->removed, 1, memory_order_relaxed);
+        return;
+    }
     pass->bytes += (uint64_t)st->st_size;
     if (age > pass->oldest_ns)
         pass->oldest_ns = age;
@@ -149,6 +158,7 @@ static void remove_old(struct pass *pass, int dir, const char *name, const struc
     if (unlinkat(dir, name, 0) != 0)
         return; /* somebody was faster */
     (void)atomic_fetch_add_explicit(&pass->clean->removed, 1, memory_order_relaxed);
+    pass->freed += (uint64_t)st->st_size;
     if (bucket == pass->limit)
         pass->to_go -= (uint64_t)st->st_size < pass->to_go ? (uint64_t)st->st_size : pass->to_go;
 }
@@ -157,6 +167,46 @@ static void remove_left(struct pass *pass, int dir, const char *name, const stru
 {
     if (pass->now_ns - ns_of(st->st_mtim) > TMP_AGE_NS)
         (void)unlinkat(dir, name, 0);
+}
+
+/* Of what has been added up, in one namespace or (NULL) in all of them: down to the cap. */
+static void shrink(struct pass *pass, uint64_t cap_bytes, const char *name)
+{
+    pass->freed = 0;
+    if (!cap_bytes || pass->bytes <= cap_bytes || stopping(pass->clean))
+        return;
+    memset(pass->ages, 0, sizeof(pass->ages));
+    pass->width_ns = pass->oldest_ns / BUCKETS + 1;
+    pass->each = sort_in;
+    if (name)
+        walk_ns(pass, name);
+    else
+        walk(pass, walk_ns);
+    pass->to_go = pass->bytes - cap_bytes / 10 * 9;
+    pass->limit = BUCKETS - 1;
+    while (pass->limit > 0 && pass->ages[pass->limit] < pass->to_go)
+        pass->to_go -= pass->ages[pass->limit--];
+    pass->each = remove_old;
+    if (name)
+        walk_ns(pass, name);
+    else
+        walk(pass, walk_ns);
+}
+
+/* One namespace is added up, and brought down to its cap; sums of all of them go on. */
+static void clean_ns(struct pass *pass, const char *name)
+{
+    uint64_t before = pass->bytes;
+    int64_t oldest_ns = pass->oldest_ns;
+
+    pass->bytes = 0;
+    pass->oldest_ns = 0;
+    pass->each = add_up;
+    walk_ns(pass, name);
+    shrink(pass, pass->clean->ns_cap_bytes, name);
+    pass->bytes = before + pass->bytes - (pass->freed < pass->bytes ? pass->freed : pass->bytes);
+    if (oldest_ns > pass->oldest_ns)
+        pass->oldest_ns = oldest_ns;
 }
 
 static void make_pass(struct kvt_shared_clean *clean, int64_t now_ns)
@@ -169,19 +219,8 @@ static void make_pass(struct kvt_shared_clean *clean, int64_t now_ns)
     pass->now_ns = now_ns;
     pass->each = remove_left;
     walk_files(pass, clean->files->root, "tmp");
-    pass->each = add_up;
-    walk(pass);
-    if (pass->bytes > clean->cap_bytes && !stopping(clean)) {
-        pass->width_ns = pass->oldest_ns / BUCKETS + 1;
-        pass->each = sort_in;
-        walk(pass);
-        pass->to_go = pass->bytes - clean->cap_bytes / 10 * 9;
-        pass->limit = BUCKETS - 1;
-        while (pass->limit > 0 && pass->ages[pass->limit] < pass->to_go)
-            pass->to_go -= pass->ages[pass->limit--];
-        pass->each = remove_old;
-        walk(pass);
-    }
+    walk(pass, clean_ns);
+    shrink(pass, clean->cap_bytes, NULL);
     (void)atomic_fetch_add_explicit(&clean->passes, 1, memory_order_relaxed);
     free(pass);
 }
@@ -271,17 +310,18 @@ static void *clean_thread(void *arg)
 }
 
 int kvt_shared_clean_start(struct kvt_shared_clean *clean, struct kvt_shared_files *files,
-                           uint64_t cap_bytes, int64_t period_ns)
+                           const struct kvt_remote_params *params)
 {
     pthread_condattr_t attr;
     sigset_t all, before;
     int err;
 
-    if (!cap_bytes)
+    if (!params->cap_bytes && !params->ns_cap_bytes && !params->ttl_ns)
         return 0;
     clean->files = files;
-    clean->cap_bytes = cap_bytes;
-    clean->period_ns = period_ns ? period_ns : PERIOD_NS;
+    clean->cap_bytes = params->cap_bytes;
+    clean->ns_cap_bytes = params->ns_cap_bytes;
+    clean->period_ns = params->clean_period_ns ? params->clean_period_ns : PERIOD_NS;
     (void)snprintf(clean->token, sizeof(clean->token), "%.64s.%ld.%llx", files->node,
                    (long)getpid(), (unsigned long long)kvt_clock_now(&files->clock));
     /* none of them can fail with these arguments */

@@ -1,5 +1,5 @@
-/* Keeping a shared directory within a size: one process of all that use it cleans, elected by a
- * lease (a file). Threads: one of its own. */
+/* Keeping a shared directory within a size and an age: one process of all that use it cleans,
+ * elected by a lease (a file). Threads: one of its own. */
 #ifndef KVT_REMOTE_SHARED_CLEAN_H
 #define KVT_REMOTE_SHARED_CLEAN_H
 
@@ -11,7 +11,7 @@
 
 struct kvt_shared_clean {
     struct kvt_shared_files *files;
-    uint64_t cap_bytes;
+    uint64_t cap_bytes, ns_cap_bytes; /* of all of it, of each namespace; 0: any */
     int64_t period_ns;
     char token[128]; /* what the lease says when it is ours */
     pthread_t thread;
@@ -22,12 +22,12 @@ struct kvt_shared_clean {
     _Atomic uint64_t passes, removed; /* of this process */
 };
 
-/* cap_bytes 0: nothing is cleaned. period_ns 0: ten seconds. The lease is lost when it has not been
- * renewed for six of them. 0, -errno. stop() is due in any case. */
-__attribute__((warn_unused_result)) int kvt_shared_clean_start(struct kvt_shared_clean *clean,
-                                                               struct kvt_shared_files *files,
-                                                               uint64_t cap_bytes,
-                                                               int64_t period_ns);
+/* Without caps and a time to live nothing is cleaned. A pass every ten seconds
+ * (params->clean_period_ns: a test's). The lease is lost when it has not been renewed for six of
+ * them. 0, -errno. stop() is due in any case. */
+__attribute__((warn_unused_result)) int
+kvt_shared_clean_start(struct kvt_shared_clean *clean, struct kvt_shared_files *files,
+                       const struct kvt_remote_params *params);
 void kvt_shared_clean_stop(struct kvt_shared_clean *clean);
 
 #endif

@@ -202,6 +202,7 @@ int kvt_shared_dir_open(const struct kvt_remote_params *params, const struct kvt
         return -ENOMEM;
     shared->remote.ops = &dir_ops;
     shared->files.root = shared->done_fd = -1;
+    shared->files.ttl_ns = params->ttl_ns;
     /* neither can fail with these arguments */
     (void)pthread_mutex_init(&shared->lock, NULL);
     (void)pthread_cond_init(&shared->more, NULL);
@@ -213,8 +214,7 @@ int kvt_shared_dir_open(const struct kvt_remote_params *params, const struct kvt
         rc = shared->done_fd < 0 ? -errno : threads_start(shared);
     }
     if (!rc)
-        rc = kvt_shared_clean_start(&shared->clean, &shared->files, params->cap_bytes,
-                                    params->clean_period_ns);
+        rc = kvt_shared_clean_start(&shared->clean, &shared->files, params);
     if (rc) {
         dir_destroy(&shared->remote);
         return rc;

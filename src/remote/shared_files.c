@@ -52,14 +52,33 @@ static int open_record(const struct kvt_shared_files *shared, const struct kvt_f
     return gone(errno) || errno == ELOOP ? KVT_E_MISS : -errno;
 }
 
+/* Older than it may be, by the clock of this machine. */
+static bool expired(const struct kvt_shared_files *shared, const struct stat *st)
+{
+    struct timespec now;
+    int64_t age_s, ttl_s = shared->ttl_ns / 1000000000; /* no sum of times can overflow */
+
+    if (!shared->ttl_ns)
+        return false;
+    (void)clock_gettime(CLOCK_REALTIME, &now);
+    age_s = now.tv_sec - st->st_mtim.tv_sec;
+    return age_s > ttl_s ||
+           (age_s == ttl_s && now.tv_nsec - st->st_mtim.tv_nsec > shared->ttl_ns % 1000000000);
+}
+
 static int probe_one(const struct kvt_shared_files *shared, const struct kvt_full_key *key,
                      struct kvt_record_header *header)
 {
     int fd, rc = open_record(shared, key, &fd);
+    struct stat st;
     ssize_t got;
 
     if (rc)
         return rc;
+    if (shared->ttl_ns && (fstat(fd, &st) != 0 || expired(shared, &st))) {
+        (void)close(fd);
+        return KVT_E_MISS;
+    }
     got = pread(fd, header, sizeof(*header), 0);
     rc = got == (ssize_t)sizeof(*header) ? 0 : got >= 0 || gone(errno) ? KVT_E_MISS : -errno;
     (void)close(fd);
@@ -129,6 +148,8 @@ static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req
         return rc;
     if (fstat(fd, &st) != 0)
         rc = gone(errno) ? KVT_E_MISS : -errno;
+    else if (expired(shared, &st))
+        rc = KVT_E_MISS;
     else if (!S_ISREG(st.st_mode) ||
              ((uint64_t)st.st_size != req->record_bytes + mac_len &&
               (mac_len || (uint64_t)st.st_size != req->record_bytes + KVT_REMOTE_MAC_BYTES)))
@@ -202,8 +223,11 @@ static int put(struct kvt_shared_files *shared, struct kvt_remote_req *req)
     int fd, rc;
 
     path_of(req->keys, dir, path);
-    if (!req->replace && fstatat(shared->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0)
-        return KVT_E_EXISTS;
+    if (!req->replace && fstatat(shared->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+        if (!expired(shared, &st))
+            return KVT_E_EXISTS;
+        (void)unlinkat(shared->root, path, 0); /* the cleaner's work, done now */
+    }
     if (shared->mac.on && !kvt_remote_mac(&shared->mac, req->record, req->record_bytes, mac))
         return -EIO;
     (void)snprintf(

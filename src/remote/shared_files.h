@@ -12,7 +12,8 @@
 struct kvt_shared_files {
     struct kvt_remote_mac mac;
     struct kvt_clock clock;
-    int root; /* descriptor of ROOT/kvt0 */
+    int64_t ttl_ns; /* what was written before that is not there; 0: for ever */
+    int root;       /* descriptor of ROOT/kvt0 */
     char node[65];
     _Atomic uint64_t number; /* of temporary files */
 };

@@ -115,6 +115,38 @@ static void test_put_get_probe_drop(void **state)
     assert_int_equal(remote_help_put(&other, NS, 1, PAGES, false), 0); /* its directory had gone */
 }
 
+/* The same record many times at a time, by all threads of a backend: one has stored it, and all
+ * others find that somebody was faster, also those that were half way when it appeared. */
+static void test_one_of_many_publishes(void **state)
+{
+    enum { MANY = 16, LONG_PAGES = 64 };
+    static _Alignas(4096) uint8_t record[LONG_PAGES * KVT_PAGE_BYTES];
+    struct kvt_remote_req reqs[MANY];
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    for (uint64_t number = 1; number <= 8; number++) {
+        struct kvt_full_key key = remote_help_key(NS, number);
+        uint32_t stored = 0;
+
+        remote_help_record(NS, number, LONG_PAGES, record);
+        for (uint32_t i = 0; i < MANY; i++)
+            reqs[i] = (struct kvt_remote_req){.op = KVT_REMOTE_PUT,
+                                              .count = 1,
+                                              .keys = &key,
+                                              .record = record,
+                                              .record_bytes = sizeof(record)};
+        remote_help_do(&help, reqs, MANY);
+        for (uint32_t i = 0; i < MANY; i++) {
+            assert_true(reqs[i].status == 0 || reqs[i].status == KVT_E_EXISTS);
+            stored += reqs[i].status == 0;
+        }
+        assert_int_equal(stored, 1);
+        assert_int_equal(remote_help_get(&help, NS, number, LONG_PAGES), 0);
+    }
+    assert_int_equal(files(), 8);
+}
+
 /* Damaged, cut off, longer, empty, a link, a directory: misses. */
 static void test_what_is_not_a_record(void **state)
 {
@@ -401,6 +433,82 @@ static void test_one_cleaner_at_a_time(void **state)
     assert_false(lease(now, sizeof(now)));
 }
 
+static void open_with(struct remote_help *one, const struct kvt_remote_params *params)
+{
+    char error[512] = "";
+
+    memset(one, 0, sizeof(*one));
+    one->deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    one->params = *params;
+    one->params.where = where;
+    if (kvt_remote_tier_open(&one->params, &one->remote, error, sizeof(error)) != 0)
+        fail_msg("%s", error);
+}
+
+/* What is older than the time to live is not there, whoever has not cleaned yet, and may be put
+ * again; the cleaner removes it. Reading does not make it younger. */
+static void test_time_to_live(void **state)
+{
+    const struct kvt_remote_params lives = {.ttl_ns = INT64_C(3600000000000)};
+    const struct kvt_remote_params cleans = {.ttl_ns = INT64_C(3600000000000),
+                                             .clean_period_ns = PERIOD_NS};
+    char path[200];
+    int status;
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    for (uint64_t number = 1; number <= 10; number++)
+        age(number, 3700);
+    age(11, 3500);
+    snprintf(path, sizeof(path), "%s/kvt0/cleaner", dir);
+    file_with(path, "somebody else"); /* who does not clean, for six periods of ten seconds */
+    open_with(&other, &lives);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS); /* no limit */
+    assert_int_equal(remote_help_probe(&other, NS, 1, KEYS, NULL), KEYS - 10);
+    assert_int_equal(remote_help_get_many(&other, NS, 1, KEYS, PAGES, &status), KEYS - 10);
+    assert_int_equal(status, KVT_E_MISS);
+    assert_int_equal(remote_help_put(&other, NS, 1, PAGES, false), 0);
+    assert_int_equal(remote_help_put(&other, NS, 1, PAGES, false), KVT_E_EXISTS);
+    assert_int_equal(remote_help_put(&other, NS, 11, PAGES, false), KVT_E_EXISTS);
+    assert_int_equal(remote_help_get(&other, NS, 1, PAGES), 0);
+    remote_help_close(&other);
+    assert_int_equal(unlink(path), 0);
+    open_with(&other, &cleans);
+    for (int i = 0; i < 600 && remote_help_probe(&help, NS, 1, KEYS, NULL) > KEYS - 9; i++)
+        rig_sleep_ms(50);
+    assert_int_equal(remote_help_probe(&help, NS, 2, 9, NULL), 0);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS - 9);
+}
+
+/* Each namespace has a cap of its own: one that holds more loses what it did not use for longest,
+ * the others nothing. */
+static void test_a_cap_for_each_namespace(void **state)
+{
+    const struct kvt_remote_params params = {.ns_cap_bytes = UINT64_C(20) * PAGES * KVT_PAGE_BYTES,
+                                             .clean_period_ns = PERIOD_NS};
+    uint32_t there = KEYS;
+
+    (void)state;
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    for (uint32_t i = 1; i <= 4; i++)
+        assert_int_equal(remote_help_put_many(&help, (uint8_t)(NS + i), 1, 18, PAGES, NULL), 18);
+    for (uint64_t number = 1; number <= KEYS; number++)
+        age(number, (long)(100000 - 1000 * number));
+    open_with(&other, &params);
+    for (int i = 0; i < 600 && there > 20; i++) {
+        rig_sleep_ms(50);
+        there = remote_help_probe(&help, NS, 1, KEYS, NULL);
+    }
+    rig_sleep_ms(300); /* a pass under way ends */
+    there = remote_help_probe(&help, NS, 1, KEYS, NULL);
+    assert_true(there >= 17 && there <= 20);
+    assert_int_equal(remote_help_probe(&help, NS, 1, KEYS - 20, NULL), 0); /* the oldest went */
+    for (uint32_t i = 1; i <= 4; i++)
+        assert_int_equal(remote_help_probe(&help, (uint8_t)(NS + i), 1, 18, NULL), 18);
+}
+
 /* Whoever does not have the lease removes nothing, however much there is, until it is his. */
 static void test_who_has_no_lease_removes_nothing(void **state)
 {
@@ -456,12 +564,15 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_put_get_probe_drop, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_one_of_many_publishes, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_what_is_not_a_record, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_mac, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_directories_that_cannot_be_used, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_over_before_it_began, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_writers_that_are_killed, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_the_cleaner_keeps_the_cap, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_time_to_live, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_a_cap_for_each_namespace, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_one_cleaner_at_a_time, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_who_has_no_lease_removes_nothing, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_two_caches, begin, tear_down),
