@@ -1,6 +1,6 @@
 /* One connection to a node: connect, TLS, log in, send what is queued, receive.
  *
- *   CLOSED -> CONNECTING -> TLS (rediss://) -> LOGIN: AUTH, PING -> READY
+ *   CLOSED -> CONNECTING -> TLS (rediss://) -> LOGIN: AUTH .. PING -> READY
  *      ^           |          |                  |                   |
  *      `-----------+----------+------------------+-------------------'  error, end of file,
  * deadline
@@ -12,6 +12,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -177,11 +178,33 @@ void redis_conn_start(struct redis *redis, struct redis_conn *conn)
     conn->state = CONN_CONNECTING;
 }
 
+/* SETs that may have reached the server, and may be carried out at any time from now on. */
+static void note_fence(struct redis_conn *conn)
+{
+    const struct redis_op *op = conn->sent.head;
+
+    while (op && op->kind != REDIS_SET)
+        op = op->next;
+    if (op && conn->id)
+        conn->node->fence_id = conn->id;
+    else if (op)
+        conn->node->unfenced = true;
+}
+
+/* An operation whose connection is lost. */
+static void lost(struct redis *redis, struct redis_op *op, int status)
+{
+    if (status == KVT_E_CLOSED || !redis_to_master(redis, op))
+        redis_op_end(redis, op, status);
+}
+
 void redis_conn_close(struct redis *redis, struct redis_conn *conn, int status, bool failed)
 {
     struct redis_list queue = conn->queue, sent = conn->sent;
     struct redis_op *op;
 
+    note_fence(conn);
+    conn->id = 0;
     SSL_free(conn->tls);
     if (conn->fd >= 0)
         (void)close(conn->fd);
@@ -204,10 +227,10 @@ void redis_conn_close(struct redis *redis, struct redis_conn *conn, int status, 
                 redis_conn_close(redis, conn->node->conns[lane], -EHOSTDOWN, false);
     }
     while ((op = redis_pop(&sent)) != NULL)
-        redis_op_end(redis, op,
-                     op->deadline_ns && op->deadline_ns <= redis->now_ns ? KVT_E_DEADLINE : status);
+        lost(redis, op,
+             op->deadline_ns && op->deadline_ns <= redis->now_ns ? KVT_E_DEADLINE : status);
     while ((op = redis_pop(&queue)) != NULL)
-        redis_op_end(redis, op, status == KVT_E_DEADLINE ? -EHOSTDOWN : status);
+        lost(redis, op, status == KVT_E_DEADLINE ? -EHOSTDOWN : status);
 }
 
 /* ---- log in -------------------------------------------------------------------------------- */
@@ -254,6 +277,14 @@ static void login_op(struct redis *redis, struct redis_conn *conn, int number, e
     redis_push(&conn->sent, op);
 }
 
+static void login_say(struct redis *redis, struct redis_conn *conn, int number,
+                      enum redis_kind kind, const char *command)
+{
+    memcpy(conn->out + conn->out_len, command, strlen(command));
+    conn->out_len += strlen(command);
+    login_op(redis, conn, number, kind);
+}
+
 static bool log_in(struct redis *redis, struct redis_conn *conn)
 {
     char text[AUTH_MAX];
@@ -279,12 +310,24 @@ static bool log_in(struct redis *redis, struct redis_conn *conn)
         len = snprintf(conn->out, sizeof(conn->out),
                        "*3\r\n$4\r\nAUTH\r\n$%zu\r\n%s\r\n$%zu\r\n%s\r\n", strlen(words[0]),
                        words[0], strlen(words[1]), words[1]);
+    conn->out_len = (size_t)len;
     if (count)
         login_op(redis, conn, 0, REDIS_AUTH);
     OPENSSL_cleanse(text, sizeof(text));
-    len += snprintf(conn->out + len, sizeof(conn->out) - (size_t)len, "*1\r\n$4\r\nPING\r\n");
-    login_op(redis, conn, 1, REDIS_PING);
-    conn->out_len = (size_t)len;
+    if (redis->url.replicas)
+        login_say(redis, conn, 1, REDIS_READONLY, "*1\r\n$8\r\nREADONLY\r\n");
+    if (conn->lane == LANE_WRITE)
+        login_say(redis, conn, 2, REDIS_ID, "*2\r\n$6\r\nCLIENT\r\n$2\r\nID\r\n");
+    if (conn->lane == LANE_WRITE && conn->node->fence_id) {
+        char number[24], command[128];
+        int digits = snprintf(number, sizeof(number), "%" PRIu64, conn->node->fence_id);
+
+        (void)snprintf(command, sizeof(command),
+                       "*4\r\n$6\r\nCLIENT\r\n$4\r\nKILL\r\n$2\r\nID\r\n$%d\r\n%s\r\n", digits,
+                       number);
+        login_say(redis, conn, 3, REDIS_FENCE, command);
+    }
+    login_say(redis, conn, 4, REDIS_PING, "*1\r\n$4\r\nPING\r\n");
     return true;
 }
 

@@ -18,6 +18,10 @@
  *  3. A connection whose server has not answered by a deadline is closed; its node is down, and
  *     what goes there fails at once, until a connection has answered PING again.
  *  4. A record is received straight into its slot, and sent straight from it.
+ *  5. No command of a connection that was lost with SETs unanswered is carried out after one of the
+ *     connection that writes to the same node after it: the fence. The new one ends the old one by
+ *     its number (CLIENT KILL ID) before it is READY. So a purge is not overtaken by a put that a
+ *     frozen server, or the network, has kept. Where that is refused, purges say that they may be.
  */
 #ifndef KVT_REMOTE_REDIS_IMPL_H
 #define KVT_REMOTE_REDIS_IMPL_H
@@ -57,6 +61,9 @@ enum redis_kind {
     REDIS_SLOTS,
     REDIS_ASKING,
     REDIS_AUTH,
+    REDIS_READONLY,
+    REDIS_ID,
+    REDIS_FENCE,
     REDIS_PING
 };
 
@@ -67,6 +74,8 @@ struct redis_op { /* one command */
     uint32_t index;                  /* of the request's keys */
     uint32_t record_bytes;           /* REDIS_GET: what is expected */
     uint8_t kind, hops, asking;
+    bool replica;    /* given to one */
+    bool no_replica; /* one has failed it: the master's from now on */
     int64_t not_before_ns;
     int64_t deadline_ns;
     int64_t sent_ns;
@@ -94,7 +103,8 @@ struct redis_conn {
     int wants; /* poll events that TLS waits for instead */
     int64_t since_ns, received_ns;
     struct redis_list queue, sent;
-    struct redis_op login[2];
+    struct redis_op login[5];
+    uint64_t id; /* the server's number for it; 0: not told. LANE_WRITE only */
 
     char out[REDIS_OUT];
     size_t out_at, out_len;
@@ -120,6 +130,10 @@ struct redis_node {
     bool used, listed; /* in the map, or a seed */
     uint32_t fails;    /* connections lost in a row; 0: not down */
     int64_t down_until_ns;
+    uint64_t fence_id; /* of the connection that has to be ended before anything is written */
+    bool unfenced;     /* there was one, and it could not be */
+    uint16_t master;   /* of a replica, its node + 1; 0: it is none, or replicas are not read */
+    bool no_reads; /* it answers reads with MOVED: READONLY was refused, or it has another master */
     struct redis_conn *conns[LANES]; /* made at first use */
 };
 
@@ -168,7 +182,7 @@ struct redis {
     struct kvt_remote_req *purges;             /* not begun yet */
     struct kvt_remote_req *ended, *ended_last; /* this turn */
     struct redis_agg map_agg, scan_agg;
-    bool auth_told, down_told;
+    bool auth_told, down_told, fence_told;
 
     _Atomic uint64_t connects, losses, redirects, auth_fails, node_count, nodes_down;
 };
@@ -206,6 +220,8 @@ void redis_req_end(struct redis *redis, struct kvt_remote_req *req, int status);
 
 /* ---- redis_nodes.c */
 void redis_route(struct redis *redis, struct redis_op *op);
+/* A replica has failed a read: on to the master. false: it was none, or it is over. */
+bool redis_to_master(struct redis *redis, struct redis_op *op);
 /* Put it on a node's connection, or end it. */
 void redis_give(struct redis *redis, struct redis_node *node, struct redis_op *op);
 void redis_node_failed(struct redis *redis, struct redis_node *node);

@@ -20,10 +20,9 @@
 #define RETRY_NS INT64_C(10000000)
 
 static const enum redis_lane lane_of[] = {
-    [REDIS_PROBE] = LANE_ASK, [REDIS_GET] = LANE_READ,   [REDIS_EXISTS] = LANE_WRITE,
-    [REDIS_SET] = LANE_WRITE, [REDIS_DEL] = LANE_WRITE,  [REDIS_SCAN] = LANE_WRITE,
-    [REDIS_SLOTS] = LANE_ASK, [REDIS_ASKING] = LANE_ASK, [REDIS_AUTH] = LANE_ASK,
-    [REDIS_PING] = LANE_ASK};
+    [REDIS_PROBE] = LANE_ASK, [REDIS_GET] = LANE_READ,  [REDIS_EXISTS] = LANE_WRITE,
+    [REDIS_SET] = LANE_WRITE, [REDIS_DEL] = LANE_WRITE, [REDIS_SCAN] = LANE_WRITE,
+    [REDIS_SLOTS] = LANE_ASK};
 
 static struct redis_conn *conn_of(struct redis *redis, struct redis_node *node,
                                   enum redis_lane lane)
@@ -48,12 +47,45 @@ void redis_give(struct redis *redis, struct redis_node *node, struct redis_op *o
 {
     struct redis_conn *conn = conn_of(redis, node, lane_of[op->kind]);
 
+    op->replica = node->master != 0;
     /* A node that was never lost may take its time to connect; one that was must prove itself. */
     if (!conn || conn->state == CONN_CLOSED || (node->fails && conn->state != CONN_READY)) {
-        redis_op_end(redis, op, -EHOSTDOWN);
+        if (!redis_to_master(redis, op))
+            redis_op_end(redis, op, -EHOSTDOWN);
         return;
     }
     redis_push(&conn->queue, op);
+}
+
+bool redis_to_master(struct redis *redis, struct redis_op *op)
+{
+    if (!op->replica || !op->req || (op->deadline_ns && op->deadline_ns <= redis->now_ns))
+        return false;
+    op->replica = false;
+    op->no_replica = true;
+    redis_route(redis, op);
+    return true;
+}
+
+/* A replica of `master` (node + 1) that may be asked for what is in the slot: the same one for all
+ * questions as long as they are the same replicas, so that what a look-up finds a load finds. The
+ * master, when there is none. */
+static uint32_t replica_of(const struct redis *redis, uint32_t master, uint32_t slot)
+{
+    uint32_t count = 0, all[REDIS_NODES];
+
+    for (uint32_t i = 0; i < REDIS_NODES; i++) {
+        const struct redis_node *node = &redis->nodes[i];
+
+        if (node->used && node->master == master && !node->fails && !node->no_reads)
+            all[count++] = i + 1;
+    }
+    return count ? all[slot % count] : master;
+}
+
+static bool is_read(const struct redis_op *op)
+{
+    return op->kind == REDIS_PROBE || op->kind == REDIS_GET;
 }
 
 /* Nobody is left who could say what kind of server this is. */
@@ -69,7 +101,7 @@ void redis_route(struct redis *redis, struct redis_op *op)
 {
     char name[KVT_REMOTE_NAME_BYTES];
     size_t len;
-    uint32_t node;
+    uint32_t node, slot = 0;
 
     if (redis->mode == MODE_UNKNOWN) {
         if (all_down(redis))
@@ -84,8 +116,11 @@ void redis_route(struct redis *redis, struct redis_op *op)
         node = redis->slots[0];
     else {
         len = kvt_remote_name(&op->req->keys[op->index], name);
-        node = redis->slots[kvt_resp_slot(name, len)];
+        slot = kvt_resp_slot(name, len);
+        node = redis->slots[slot];
     }
+    if (node && redis->url.replicas && is_read(op) && !op->no_replica)
+        node = replica_of(redis, node, slot);
     if (!node) {
         redis->want_map = true;
         redis_op_end(redis, op, -EHOSTDOWN);
@@ -140,6 +175,10 @@ static struct redis_node *node_at(struct redis *redis, const struct kvt_remote_s
     spare->listed = false;
     spare->fails = 0;
     spare->down_until_ns = 0;
+    spare->fence_id = 0;
+    spare->unfenced = false;
+    spare->master = 0;
+    spare->no_reads = false;
     return spare;
 }
 
@@ -157,16 +196,17 @@ struct map_fill {
     struct redis *redis;
     const struct redis_node *asked;
     uint32_t slots;
+    uint16_t master; /* of the range */
 };
 
-static void map_range(void *ctx, uint32_t first, uint32_t last, const char *host, size_t host_len,
-                      uint32_t port)
+static void map_range(void *ctx, uint32_t first, uint32_t last, uint32_t place, const char *host,
+                      size_t host_len, uint32_t port)
 {
     struct map_fill *fill = ctx;
     struct kvt_remote_seed at;
     struct redis_node *node;
 
-    if (host_len >= sizeof(at.host))
+    if (host_len >= sizeof(at.host) || (place && !fill->redis->url.replicas))
         return;
     memset(&at, 0, sizeof(at));
     memcpy(at.host, host_len ? host : fill->asked->at.host,
@@ -176,8 +216,15 @@ static void map_range(void *ctx, uint32_t first, uint32_t last, const char *host
     if (!node)
         return;
     node->listed = true;
+    if (place) {
+        node->no_reads = node->no_reads && node->master == fill->master;
+        node->master = fill->master;
+        return;
+    }
+    node->master = 0;
+    fill->master = (uint16_t)(node - fill->redis->nodes + 1);
     for (uint32_t slot = first; slot <= last && slot < KVT_RESP_SLOTS; slot++)
-        fill->redis->slots[slot] = (uint16_t)(node - fill->redis->nodes + 1);
+        fill->redis->slots[slot] = fill->master;
     fill->slots += last - first + 1;
 }
 
@@ -322,7 +369,9 @@ static struct redis_node *node_named(struct redis *redis, const struct redis_con
     if (!node)
         return NULL;
     node->listed = true;
-    if (moved) {
+    if (moved && conn->node->master && redis->slots[slot] == (uint16_t)(node - redis->nodes + 1)) {
+        conn->node->no_reads = true; /* we knew: it does not answer reads itself */
+    } else if (moved) {
         redis->slots[slot] = (uint16_t)(node - redis->nodes + 1);
         redis->mode = MODE_CLUSTER;
         redis->want_map = true;
@@ -351,6 +400,7 @@ bool redis_redirected(struct redis *redis, struct redis_conn *conn, struct redis
         (void)atomic_fetch_add_explicit(&redis->redirects, 1, memory_order_relaxed);
         op->hops++;
         op->asking = ask;
+        op->no_replica = true;
         redis_give(redis, node, op);
         return true;
     }

@@ -40,6 +40,8 @@ static void scan(struct redis *redis, struct redis_node *node)
 
     if (!op)
         return; /* the next turn */
+    if (node->unfenced && !redis->purge.req->status)
+        redis->purge.req->status = -EPERM; /* a put of ours may still land there */
     op->deadline_ns = redis->purge.req->deadline_ns;
     op->purge_of = redis->purge.req;
     redis->purge.scanning = true;

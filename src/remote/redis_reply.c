@@ -146,10 +146,41 @@ static void refused(struct redis *redis, struct redis_conn *conn, const struct k
     redis->auth_told = true;
 }
 
-/* AUTH, PING. false: not let in. */
+/* The answer to CLIENT KILL: the connection that was lost is gone, or we may not ask for that; any
+ * other one leaves the fence where it is, and PING does not make the connection READY. */
+static void fence_reply(struct redis *redis, const struct redis_conn *conn,
+                        const struct kvt_resp_head *head)
+{
+    if (head->type == '-' && !says(head, "ERR No such client")) {
+        if (!says(head, "NOPERM") && !says(head, "ERR"))
+            return;
+        conn->node->unfenced = true;
+        if (!redis->fence_told)
+            kvt_log(&redis->log, KVT_LOG_WARN,
+                    "remote: %s does not let us end a lost connection of ours, so purges cannot be "
+                    "sure of puts that were under way (allow client|id and client|kill)",
+                    conn->node->at.host);
+        redis->fence_told = true;
+    }
+    conn->node->fence_id = 0;
+}
+
+/* AUTH to PING. false: not let in. */
 static bool login_reply(struct redis *redis, struct redis_conn *conn, const struct redis_op *op,
                         const struct kvt_resp_head *head)
 {
+    if (op->kind == REDIS_READONLY) { /* where it is refused, reads are answered with MOVED */
+        conn->node->no_reads = conn->node->no_reads && head->type != '+';
+        return true;
+    }
+    if (op->kind == REDIS_ID) {
+        conn->id = head->type == ':' && head->number > 0 ? (uint64_t)head->number : 0;
+        return true;
+    }
+    if (op->kind == REDIS_FENCE) {
+        fence_reply(redis, conn, head);
+        return true;
+    }
     if (head->type == '-' && !says(head, "LOADING") && !says(head, "MASTERDOWN")) {
         refused(redis, conn, head);
         return false;
@@ -158,6 +189,8 @@ static bool login_reply(struct redis *redis, struct redis_conn *conn, const stru
         return false;
     if (op->kind == REDIS_AUTH)
         return true;
+    if (conn->lane == LANE_WRITE && conn->node->fence_id)
+        return false;
     conn->state = CONN_READY;
     conn->node->fails = 0;
     redis->auth_told = false;
@@ -168,6 +201,8 @@ static void error_reply(struct redis *redis, struct redis_conn *conn, struct red
                         const struct kvt_resp_head *head)
 {
     if ((op->req || op->purge_of) && redis_redirected(redis, conn, op, head->text, head->text_len))
+        return;
+    if (redis_to_master(redis, op))
         return;
     redis_op_end(redis, op, status_of(head));
 }
@@ -196,7 +231,7 @@ static void simple_reply(struct redis *redis, struct redis_conn *conn, struct re
         if (op->purge_of)
             redis_purge_op_end(redis, op, 0, (uint64_t)KVT_MAX(head->number, INT64_C(0)));
         op->purge_of = NULL;
-        redis_op_end(redis, op, head->type == ':' ? 0 : -EIO);
+        redis_op_end(redis, op, head->type != ':' ? -EIO : conn->node->unfenced ? -EPERM : 0);
         return;
     case REDIS_PROBE:
     case REDIS_GET:
@@ -317,7 +352,7 @@ static bool one_reply(struct redis *redis, struct redis_conn *conn, bool *more)
     if (head.type == '*')
         return false;
     (void)redis_pop(&conn->sent);
-    if (op->kind == REDIS_AUTH || op->kind == REDIS_PING)
+    if (op->kind >= REDIS_AUTH)
         return login_reply(redis, conn, op, &head);
     if (head.type == '-')
         error_reply(redis, conn, op, &head);

@@ -82,8 +82,33 @@ static bool seed_parse(const char *text, size_t len, struct kvt_remote_seed *out
     return seed_set(out, text, (size_t)(colon - text), colon + 1, (size_t)(end - colon - 1));
 }
 
-static int seeds_parse(const char *rest, struct kvt_remote_url *out, char *error, size_t error_len)
+/* What follows a question mark. */
+static int query_parse(const char *text, struct kvt_remote_url *out, char *error, size_t error_len)
 {
+    if (strcmp(text, "replicas=yes") == 0)
+        out->replicas = true;
+    else if (strcmp(text, "replicas=no") != 0)
+        return refuse(error, error_len,
+                      "remote: \"?%.80s\": only ?replicas=yes and ?replicas=no are known", text);
+    return 0;
+}
+
+static int seeds_parse(const char *from, struct kvt_remote_url *out, char *error, size_t error_len)
+{
+    char seeds[KVT_REMOTE_SEEDS * (KVT_REMOTE_HOST_BYTES + 8)];
+    const size_t seeds_len = strcspn(from, "?");
+    const char *rest = seeds;
+
+    if (seeds_len >= sizeof(seeds))
+        return refuse(error, error_len, "remote: the address is too long");
+    memcpy(seeds, from, seeds_len);
+    seeds[seeds_len] = '\0';
+    if (from[seeds_len] == '?') {
+        int rc = query_parse(from + seeds_len + 1, out, error, error_len);
+
+        if (rc)
+            return rc;
+    }
     if (strchr(rest, '@') != NULL)
         return refuse(error, error_len,
                       "remote: a name or password does not belong into the address, which is "

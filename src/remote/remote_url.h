@@ -2,6 +2,7 @@
  *
  *   redis://host[:port][,host[:port]...]   a server, or seeds of a cluster; "+" separates too
  *   rediss://...                           the same over TLS
+ *   redis://...?replicas=yes               reads go to replicas of a cluster
  *   redis+unix:/path                       a server on a Unix socket
  *   dir:/path                              a shared directory
  *
@@ -27,6 +28,7 @@ enum kvt_remote_kind { KVT_REMOTE_REDIS = 1, KVT_REMOTE_DIR };
 struct kvt_remote_url {
     enum kvt_remote_kind kind;
     bool tls;
+    bool replicas; /* are read from */
     uint32_t seed_count;
     struct kvt_remote_seed seeds[KVT_REMOTE_SEEDS];
     char path[1024]; /* DIR */

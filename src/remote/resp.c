@@ -150,9 +150,35 @@ static bool take_number(const char *bytes, size_t len, size_t *at, int64_t max, 
     return true;
 }
 
+/* One node of a range: its host and port; what else is said of it is skipped. */
+static bool take_node(const char *bytes, size_t len, size_t *at, const char **host,
+                      size_t *host_len, int64_t *port)
+{
+    size_t start = *at;
+    long whole = kvt_resp_whole(bytes + start, len - start), used;
+
+    if (whole <= 0 || array_head(bytes, len, at) < 2)
+        return false;
+    used = kvt_resp_string(bytes + *at, len - *at, host, host_len);
+    if (used <= 0) { /* a server that does not know its own name says nil: the one asked */
+        struct kvt_resp_head head;
+
+        used = kvt_resp_head(bytes + *at, len - *at, &head);
+        if (used <= 0 || head.number != -1)
+            return false;
+        *host = "";
+        *host_len = 0;
+    }
+    *at += (size_t)used;
+    if (!take_number(bytes, len, at, 65535, port))
+        return false;
+    *at = start + (size_t)whole;
+    return true;
+}
+
 bool kvt_resp_slots(const char *bytes, size_t len,
-                    void (*each)(void *ctx, uint32_t first, uint32_t last, const char *host,
-                                 size_t host_len, uint32_t port),
+                    void (*each)(void *ctx, uint32_t first, uint32_t last, uint32_t place,
+                                 const char *host, size_t host_len, uint32_t port),
                     void *ctx)
 {
     size_t at = 0;
@@ -161,30 +187,20 @@ bool kvt_resp_slots(const char *bytes, size_t len,
     for (int64_t i = 0; i < ranges; i++) {
         size_t start = at;
         long whole = kvt_resp_whole(bytes + at, len - at);
-        int64_t first, last, port;
-        const char *host;
-        size_t host_len;
-        long used;
+        int64_t first, last, port, elements = whole > 0 ? array_head(bytes, len, &at) : -1;
 
-        if (whole <= 0 || array_head(bytes, len, &at) < 3 ||
-            !take_number(bytes, len, &at, KVT_RESP_SLOTS - 1, &first) ||
-            !take_number(bytes, len, &at, KVT_RESP_SLOTS - 1, &last) ||
-            array_head(bytes, len, &at) < 2)
+        if (elements < 3 || !take_number(bytes, len, &at, KVT_RESP_SLOTS - 1, &first) ||
+            !take_number(bytes, len, &at, KVT_RESP_SLOTS - 1, &last) || first > last)
             return false;
-        used = kvt_resp_string(bytes + at, len - at, &host, &host_len);
-        if (used <= 0) { /* a server that does not know its own name says nil: the one asked */
-            struct kvt_resp_head head;
+        for (int64_t place = 0; place < elements - 2; place++) {
+            const char *host;
+            size_t host_len;
 
-            used = kvt_resp_head(bytes + at, len - at, &head);
-            if (used <= 0 || head.number != -1)
+            if (!take_node(bytes, len, &at, &host, &host_len, &port))
                 return false;
-            host = "";
-            host_len = 0;
+            each(ctx, (uint32_t)first, (uint32_t)last, (uint32_t)place, host, host_len,
+                 (uint32_t)port);
         }
-        at += (size_t)used;
-        if (!take_number(bytes, len, &at, 65535, &port) || first > last)
-            return false;
-        each(ctx, (uint32_t)first, (uint32_t)last, host, host_len, (uint32_t)port);
         at = start + (size_t)whole;
     }
     return ranges >= 0;

@@ -32,12 +32,13 @@ __attribute__((warn_unused_result)) long kvt_resp_string(const char *bytes, size
 #define KVT_RESP_SLOTS 16384u
 uint16_t kvt_resp_slot(const char *name, size_t len);
 
-/* The answer to CLUSTER SLOTS, range by range: `each` gets first and last slot, the master's host
- * and port. false: it is malformed; some ranges may have been given. */
+/* The answer to CLUSTER SLOTS, range by range: `each` gets first and last slot, then host and port
+ * of the master (place 0) and of each of its replicas (1 and up). false: it is malformed; some
+ * ranges may have been given. */
 __attribute__((warn_unused_result)) bool
 kvt_resp_slots(const char *bytes, size_t len,
-               void (*each)(void *ctx, uint32_t first, uint32_t last, const char *host,
-                            size_t host_len, uint32_t port),
+               void (*each)(void *ctx, uint32_t first, uint32_t last, uint32_t place,
+                            const char *host, size_t host_len, uint32_t port),
                void *ctx);
 
 #endif

@@ -55,6 +55,22 @@ static void test_addresses_that_are_read(void **state)
     }
 }
 
+static void test_replicas_are_an_option(void **state)
+{
+    struct kvt_remote_url url;
+    char error[512];
+
+    (void)state;
+    assert_int_equal(kvt_remote_url_parse("redis://a:1+b/?replicas=yes", &url, error, 512), 0);
+    assert_true(url.replicas);
+    assert_int_equal(url.seed_count, 2);
+    assert_string_equal(url.seeds[1].host, "b");
+    assert_int_equal(kvt_remote_url_parse("rediss://a?replicas=no", &url, error, 512), 0);
+    assert_false(url.replicas);
+    assert_int_equal(kvt_remote_url_parse("redis://a", &url, error, 512), 0);
+    assert_false(url.replicas);
+}
+
 static void test_a_directory_is_read(void **state)
 {
     struct kvt_remote_url url;
@@ -77,6 +93,9 @@ static void test_addresses_that_are_refused(void **state)
         {"redis://a,", "missing at the end"},
         {"redis://,a", "not of the form"},
         {"redis://a:0", "not of the form"},
+        {"redis://a?replica=yes", "?replicas=yes"},
+        {"redis://a?replicas=", "?replicas=yes"},
+        {"redis://?replicas=yes", "no server"},
         {"redis://a:65536", "not of the form"},
         {"redis://a:12x", "not of the form"},
         {"redis://:1", "not of the form"},
@@ -199,15 +218,20 @@ static void test_slots_of_keys(void **state)
 }
 
 struct ranges {
-    uint32_t count, slots, ports;
+    uint32_t count, slots, ports, replicas, replica_ports;
     char hosts[256];
 };
 
-static void take_range(void *ctx, uint32_t first, uint32_t last, const char *host, size_t host_len,
-                       uint32_t port)
+static void take_range(void *ctx, uint32_t first, uint32_t last, uint32_t place, const char *host,
+                       size_t host_len, uint32_t port)
 {
     struct ranges *ranges = ctx;
 
+    if (place) {
+        ranges->replicas++;
+        ranges->replica_ports += port;
+        return;
+    }
     ranges->count++;
     ranges->slots += last - first + 1;
     ranges->ports += port;
@@ -236,6 +260,8 @@ static void test_maps_of_clusters(void **state)
     assert_int_equal(ranges.slots, KVT_RESP_SLOTS);
     assert_int_equal(ranges.ports, 21003);
     assert_string_equal(ranges.hosts, "127.0.0.1;;;");
+    assert_int_equal(ranges.replicas, 1);
+    assert_int_equal(ranges.replica_ports, 7003);
     for (size_t cut = 0; cut < len; cut++) {
         char *copy = malloc(cut ? cut : 1);
 
@@ -380,6 +406,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_addresses_that_are_read),
         cmocka_unit_test(test_a_directory_is_read),
+        cmocka_unit_test(test_replicas_are_an_option),
         cmocka_unit_test(test_addresses_that_are_refused),
         cmocka_unit_test(test_hosts_of_redirections),
         cmocka_unit_test(test_whole_values),

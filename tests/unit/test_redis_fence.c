@@ -1,0 +1,143 @@
+/* A put that comes late, and a purge.
+ *
+ * Goal:   what was sent before a connection was lost is not carried out after a purge that has said
+ *         that it is done; where the server does not let us make sure of that, the purge says so.
+ * Method: a real redis-server behind a proxy of the test (support/late_proxy.h) that keeps what it
+ * is given until the test lets it go, as a server does that is frozen; skipped without one.
+ */
+#include "support/rig.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "kvtier/error.h"
+#include "remote/remote_seal.h"
+#include "support/late_proxy.h"
+#include "support/redis_rig.h"
+#include "support/remote_help.h"
+
+#define PAGES 3u
+#define NS 0x6B
+#define LATE 5u /* the record whose put is kept */
+
+static struct redis_rig redis;
+static struct remote_help help;
+static struct late_proxy *proxy;
+
+static int tear_down(void **state)
+{
+    (void)state;
+    remote_help_close(&help);
+    if (proxy)
+        late_proxy_stop(proxy);
+    proxy = NULL;
+    redis_rig_stop(&redis);
+    return 0;
+}
+
+/* A put of LATE is kept on its way, and its connection is lost. words: what the server is told
+ * before. false: there is no server here, or it does not know them. */
+static bool begin(const char *words)
+{
+    char where[64], out[256];
+    int port, status;
+
+    if (!redis_rig_able())
+        return false;
+    redis_rig_start(&redis, "");
+    if (redis_rig_cli(&redis, 0, words, out, sizeof(out)) != 0 || strcmp(out, "OK") != 0) {
+        printf("           skipped: this server does not know \"%s\"\n", words);
+        return false;
+    }
+    proxy = late_proxy_start(redis.ports[0], &port);
+    snprintf(where, sizeof(where), "redis://127.0.0.1:%d", port);
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), 0);
+    late_proxy_hold(proxy);
+    help.deadline_ns = 1000000000;
+    status = remote_help_put(&help, NS, LATE, PAGES, true); /* no EXISTS before it */
+    assert_true(status == KVT_E_DEADLINE || status == -EHOSTDOWN);
+    assert_true(late_proxy_kept(proxy) >= PAGES * KVT_PAGE_BYTES);
+    help.deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    return true;
+}
+
+/* It is down for a moment, and says so. */
+static int drop(uint32_t count)
+{
+    int status = -EHOSTDOWN;
+
+    for (int i = 0; i < 600 && status == -EHOSTDOWN; i++) {
+        status = remote_help_drop(&help, NS, count ? LATE : 0, count, NULL);
+        if (status == -EHOSTDOWN)
+            rig_sleep_ms(50);
+    }
+    return status;
+}
+
+static long there(void)
+{
+    struct kvt_full_key key = remote_help_key(NS, LATE);
+    char words[200] = "EXISTS ";
+
+    (void)kvt_remote_name(&key, words + strlen(words));
+    return redis_rig_number(&redis, 0, words);
+}
+
+/* What was kept comes now: nobody is there any more who would carry it out. */
+static void late_ones_are_lost(void)
+{
+    assert_true(late_proxy_release(proxy) >= 1);
+    rig_sleep_ms(200);
+    assert_int_equal(there(), 0);
+    assert_int_equal(remote_help_get(&help, NS, LATE, PAGES), KVT_E_MISS);
+    assert_int_equal(remote_help_put(&help, NS, LATE, PAGES, false), 0);
+    assert_int_equal(remote_help_get(&help, NS, LATE, PAGES), 0);
+}
+
+static void test_a_purge_of_a_block(void **state)
+{
+    (void)state;
+    if (!begin("CONFIG SET maxmemory 0"))
+        return;
+    assert_int_equal(drop(1), 0);
+    late_ones_are_lost();
+}
+
+static void test_a_purge_of_a_namespace(void **state)
+{
+    (void)state;
+    if (!begin("CONFIG SET maxmemory 0"))
+        return;
+    assert_int_equal(drop(0), 0);
+    late_ones_are_lost();
+}
+
+/* Without the right to end the lost connection: records are put and read as ever, but a purge
+ * cannot be sure, and the put is indeed carried out after it. */
+static void test_a_server_that_forbids_it(void **state)
+{
+    (void)state;
+    if (!begin("ACL SETUSER default -client|kill"))
+        return;
+    assert_int_equal(drop(1), -EPERM);
+    assert_int_equal(there(), 0);
+    assert_int_equal(drop(0), -EPERM);
+    assert_int_equal(late_proxy_release(proxy), 0);
+    for (int i = 0; i < 600 && there() == 0; i++)
+        rig_sleep_ms(50);
+    assert_int_equal(there(), 1); /* it was right to doubt */
+    assert_int_equal(remote_help_get(&help, NS, LATE, PAGES), 0);
+    assert_int_equal(remote_help_put(&help, NS, LATE + 1, PAGES, false), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(test_a_purge_of_a_block, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_of_a_namespace, tear_down),
+        cmocka_unit_test_teardown(test_a_server_that_forbids_it, tear_down),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
