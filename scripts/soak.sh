@@ -16,7 +16,7 @@ total=$((minutes * 60))
 out=build/soak
 export KVT_TEST_SEED=${KVT_TEST_SEED:-$(date +%s)}
 released=(test_sim test_power_loss test_bit_flips test_kill_ledger test_full_disk
-    test_daemon_kill
+    test_daemon_kill test_redis_cluster
     test_store_model test_session_model test_store_crash test_l2_crash)
 sanitized=(test_store_fail_at_n test_alloc_fail test_alloc_fail_flows)
 
@@ -94,12 +94,13 @@ lane_of_processors() {
 lane_of_waits() {
     local launch=()
     ! setarch -R true 2>/dev/null || launch=(setarch -R)
-    program build test_kill_ledger 20
+    program build test_kill_ledger 15
     program build test_daemon_kill 10
-    program build-tsan test_history 25 "${launch[@]}"
+    program build-tsan test_history 20 "${launch[@]}"
     program build test_full_disk 5
+    program build test_redis_cluster 15
     job seeds 10 seeds
-    [ $fuzzers = no ] || job fuzz 30 fuzz
+    [ $fuzzers = no ] || job fuzz 25 fuzz
 }
 echo "soak: $minutes minutes, seed $KVT_TEST_SEED"
 lane_of_processors &

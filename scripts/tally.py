@@ -13,13 +13,14 @@ import re
 import sys
 
 PRACTICES = ["fail_at_n", "alloc_fail", "power_loss", "simulation", "kill9", "fuzz", "bit_flips",
-             "history", "planted"]
+             "history", "planted", "remote"]
 LINE = re.compile(r'\{"(%s)": \{"tried": (\d+), "failed": (\d+)\}' % "|".join(PRACTICES))
 # Which practice a test of ctest belongs to that has died without a word.
 BY_NAME = [("fail_at_n", r"fail_at_n"), ("alloc_fail", r"alloc_fail"),
            ("power_loss", r"power_loss|crash$"), ("simulation", r"test_sim"),
            ("kill9", r"test_kill|test_cases_kill|test_daemon_kill"), ("fuzz", r"replay_|fuzz\."),
-           ("bit_flips", r"bit_flip"), ("history", r"test_history"), ("planted", r"planted")]
+           ("bit_flips", r"bit_flip"), ("history", r"test_history"), ("planted", r"planted"),
+           ("remote", r"test_redis_cluster")]
 TEST = re.compile(r"^\d+/\d+ Testing: (.*)$", re.M)
 
 
