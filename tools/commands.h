@@ -6,23 +6,24 @@
 #include "cli.h"
 
 /* X("name", function, "one line for kvtier --help"); a name may have two words. */
-#define KVT_COMMANDS(X)                                                                         \
-    X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")        \
-    X("plan", kvt_cmd_plan, "does a cache pay for a model, and on which drives?")               \
-    X("replay", kvt_cmd_replay, "would it have paid? A trace of requests through the store")    \
-    X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")          \
-    X("top", kvt_cmd_top, "what a running cache is doing: hits, rates, queues, drops")          \
-    X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                        \
-    X("verify", kvt_cmd_verify,                                                                 \
-      "read every block of a store as a load would, also beside its owner")                     \
-    X("inspect", kvt_cmd_inspect, "namespaces, segments, or one record with its chain")         \
-    X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good")       \
-    X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")                  \
-    X("bench daemon", kvt_cmd_bench_daemon, "what the way to a kvtierd costs")                  \
-    X("bench gpu", kvt_cmd_bench_gpu, "blocks between DRAM and GPU memory, and plain copies")   \
-    X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks") \
-    X("bench l2", kvt_cmd_bench_l2, "our log on a drive, beside fio")                           \
-    X("bench sessions", kvt_cmd_bench_sessions, "conversations that outgrow a GPU's memory")    \
+#define KVT_COMMANDS(X)                                                                          \
+    X("doctor", kvt_cmd_doctor, "what works on this machine, and why the rest does not")         \
+    X("plan", kvt_cmd_plan, "does a cache pay for a model, and on which drives?")                \
+    X("replay", kvt_cmd_replay, "would it have paid? A trace of requests through the store")     \
+    X("stat", kvt_cmd_stat, "what a store directory holds, and every option in force")           \
+    X("top", kvt_cmd_top, "what a running cache is doing: hits, rates, queues, drops")           \
+    X("fsck", kvt_cmd_fsck, "check a store directory, record by record")                         \
+    X("verify", kvt_cmd_verify,                                                                  \
+      "read every block of a store as a load would, also beside its owner")                      \
+    X("inspect", kvt_cmd_inspect, "namespaces, segments, or one record with its chain")          \
+    X("purge", kvt_cmd_purge, "remove a namespace, or everything, from a store for good")        \
+    X("bench codec", kvt_cmd_bench_codec, "speed of the codec against memcpy")                   \
+    X("bench daemon", kvt_cmd_bench_daemon, "what the way to a kvtierd costs")                   \
+    X("bench gpu", kvt_cmd_bench_gpu, "blocks between DRAM and GPU memory, and plain copies")    \
+    X("bench index", kvt_cmd_bench_index, "open, memory and lookups of a store of many blocks")  \
+    X("bench l2", kvt_cmd_bench_l2, "our log on a drive, beside fio")                            \
+    X("bench remote", kvt_cmd_bench_remote, "records to and from Redis, beside redis-benchmark") \
+    X("bench sessions", kvt_cmd_bench_sessions, "conversations that outgrow a GPU's memory")     \
     X("help", kvt_cmd_help, "options of a command, its man page, completion for shells")
 
 /* Commands that need the llama.cpp adapter; a build without it says how to get it. */

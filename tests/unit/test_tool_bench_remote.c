@@ -1,0 +1,93 @@
+/* Goal: `kvtier bench remote` measures both sides in one run or says why not; addresses that
+ *       redis-benchmark cannot reach are refused.
+ * Method: the built binary with few small records, over a redis-server of its own and over one that
+ *         is given; skipped where there is none. Speeds are only checked to be figures.
+ */
+#include "support/rig.h"
+
+#include <jansson.h>
+#include <string.h>
+
+#include "support/redis_rig.h"
+#include "support/run_tool.h"
+
+static struct tool_run run;
+
+#define BENCH(...)           \
+    tool_run(&run, KVT_TOOL, \
+             (const char *const[]){"kvtier", "bench", "remote", __VA_ARGS__, NULL}, NULL, NULL)
+#define SMALL "--records", "8", "--rounds", "3", "--size", "60KiB"
+
+static void check_json(void)
+{
+    json_t *out = json_loads(run.out, 0, NULL);
+
+    if (run.code != 0 || out == NULL)
+        fail_msg("exit %d: %s%s", run.code, run.out, run.err);
+    assert_int_equal(json_integer_value(json_object_get(out, "value_bytes")), 60 * 1024);
+    assert_int_equal(json_integer_value(json_object_get(out, "rounds")), 3);
+    for (int way = 0; way < 2; way++) {
+        const json_t *row = json_object_get(out, way ? "get" : "put");
+
+        assert_true(json_real_value(json_object_get(row, "kvtier_mb_per_s")) > 0);
+        assert_true(json_real_value(json_object_get(row, "redis_benchmark_mb_per_s")) > 0);
+        assert_true(json_real_value(json_object_get(row, "ratio")) > 0);
+    }
+    json_decref(out);
+}
+
+static void test_a_server_of_its_own(void **state)
+{
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    BENCH(SMALL, "--json");
+    check_json();
+    BENCH(SMALL);
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "redis-benchm."));
+}
+
+static void test_a_server_that_is_given(void **state)
+{
+    static struct redis_rig redis;
+    char url[128];
+
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    redis_rig_start(&redis, "");
+    redis_rig_url(&redis, url, sizeof(url));
+    BENCH(SMALL, "--json", "--url", url);
+    check_json();
+    assert_true(redis_rig_number(&redis, 0, "DBSIZE") > 8);
+    redis_rig_kill(&redis, 0);
+    BENCH(SMALL, "--url", url);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "does not answer"));
+    redis_rig_stop(&redis);
+}
+
+static void test_addresses(void **state)
+{
+    (void)state;
+    BENCH("--url", "dir:/tmp");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "redis://HOST:PORT"));
+    BENCH("--url", "rediss://127.0.0.1");
+    assert_int_equal(run.code, 2);
+    BENCH("--url", "nonsense");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "nonsense"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_server_of_its_own),
+        cmocka_unit_test(test_a_server_that_is_given),
+        cmocka_unit_test(test_addresses),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
