@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "client/fsize.h"
 #include "client/gpu_lane.h"
 #include "client/prompts.h"
 

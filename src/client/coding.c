@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "client/coding.h"
 #include "client/gpu_lane.h"
 
 bool kvt_coding_begin(const struct kvt_cache *cache, const struct kvt_req *req,

@@ -3,9 +3,9 @@
  * thread that calls. There the signal is blocked meanwhile, and taken out if it came.
  * Threads: any; a guard belongs to the thread that took it.
  */
-#include <time.h>
+#include "client/fsize.h"
 
-#include "client/client.h"
+#include <time.h>
 
 static bool pending(void)
 {

@@ -2,6 +2,7 @@
 #ifndef KVT_CLIENT_GPU_LANE_IMPL_H
 #define KVT_CLIENT_GPU_LANE_IMPL_H
 
+#include "client/coding.h"
 #include "client/gpu_lane.h"
 #include "gpu/gpu.h"
 #include "gpu/tune.h"

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "client/coding.h"
 #include "client/gpu_lane.h"
 #include "client/misuse.h"
 

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "client/coding.h"
 #include "client/gpu_lane.h"
 #include "kvtier/codec.h"
 
