@@ -15,6 +15,7 @@
 #include "kvtier/error.h"
 #include "remote/remote.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 #define CLOSE_POLL_MS 5
 #define CLOSE_STEPS_MAX 1000000u /* a clock that stands still must not keep close() for ever */

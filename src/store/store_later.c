@@ -22,6 +22,7 @@
  */
 #include "base/checked.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 #define WRITE_AHEAD 8u                  /* an eighth of the cache region, but ... */
 #define AHEAD_DISK 16u                  /* ... no more than a sixteenth of the disk */

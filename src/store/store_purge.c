@@ -21,6 +21,7 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 #define BURIED_MAX 256u /* a drive that rots faster must not fill the journal */
 

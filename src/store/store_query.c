@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 /* What the tables must hold so that records of this size fill every cap. */
 static int grow_for(struct kvt_store *store, uint32_t record_bytes)

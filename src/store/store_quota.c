@@ -9,6 +9,7 @@
  */
 #include "base/checked.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 #define LOOK_MAX 8192u /* entries looked at for one record */
 

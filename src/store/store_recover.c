@@ -12,6 +12,7 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 #define RECOVER_LINK_STEPS 65536u
 #define CAPACITY_FIRST 1024u

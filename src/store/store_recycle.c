@@ -15,6 +15,7 @@
  * write it over and over).
  * Threads: the store's owner. Allocates nothing; a choice looks at every segment of the root once.
  */
+#include "store/store_recycle.h"
 #include "base/checked.h"
 #include "store/store_impl.h"
 

@@ -26,6 +26,7 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 #define ITEMS 64u               /* records moved at a time */
 #define BUFFER_BYTES (1u << 20) /* or one record, if that is longer */

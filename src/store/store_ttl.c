@@ -19,6 +19,7 @@
 
 #include "base/checked.h"
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 #define PASS_TICKS (KVT_TTL_TICKS / 16u)
 

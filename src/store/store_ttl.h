@@ -1,0 +1,47 @@
+/* How long blocks live (store_ttl.c), and how much of a namespace may (store_quota.c).
+ * Threads: the store's owner.
+ */
+#ifndef KVT_STORE_STORE_TTL_H
+#define KVT_STORE_STORE_TTL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct kvt_full_key;
+struct kvt_store;
+
+/* Ticks that a time to live is divided into; stamps are the last 16 bits of their number. */
+#define KVT_TTL_TICKS 64u
+#define KVT_TTL_MARKS 128u
+
+struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
+    uint16_t *stamps;  /* by entry: the tick of its last use */
+    uint32_t capacity;
+    int64_t unit_ns, now_ns; /* of a tick; the latest time seen */
+    uint64_t tick;
+    uint64_t marks[KVT_TTL_MARKS]; /* by tick: sequences below were given out before it */
+    uint32_t cursor;               /* of the pass */
+    uint64_t pass_tick;            /* when the last one began */
+    uint64_t floor;                /* journaled: sequences below it do not come back */
+    uint64_t due;                  /* floor that covers all that has expired so far */
+};
+
+/* ---- store_ttl.c: time to live */
+__attribute__((warn_unused_result)) int kvt_ttl_init(struct kvt_store *store);
+void kvt_ttl_destroy(struct kvt_store *store);
+/* As many stamps as the index has entries. */
+__attribute__((warn_unused_result)) int kvt_ttl_grow(struct kvt_store *store);
+void kvt_ttl_touch(struct kvt_store *store, uint32_t entry);
+/* The entry of a key, or NONE: one that has expired is gone. */
+uint32_t kvt_ttl_find(struct kvt_store *store, const struct kvt_full_key *key);
+/* The entry itself, or NONE when it has expired: it is gone then. */
+uint32_t kvt_ttl_alive(struct kvt_store *store, uint32_t entry);
+/* Time passes: before each message and in each run. Returns the next time to run. */
+int64_t kvt_ttl_run(struct kvt_store *store);
+void kvt_ttl_tick(struct kvt_store *store);
+
+/* ---- store_quota.c: bytes of a namespace */
+/* Make room for a record in its namespace, by giving up others of it; keep: not this entry. */
+bool kvt_quota_room(struct kvt_store *store, uint32_t ns, uint32_t bytes, uint32_t keep);
+
+#endif
