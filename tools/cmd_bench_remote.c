@@ -85,7 +85,7 @@ static double median(const double *values, uint32_t count)
 
 static double ratio(const struct figures *f, int way)
 {
-    double ratios[ROUNDS_MAX];
+    static double ratios[ROUNDS_MAX];
 
     for (uint32_t i = 0; i < f->rounds; i++)
         ratios[i] =

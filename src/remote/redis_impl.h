@@ -2,7 +2,8 @@
  *
  *   redis.c        the backend: thread, submit and reap, deadlines, completion
  *   redis_nodes.c  nodes, where a key goes, redirections, the map of a cluster
- *   redis_conn.c   a connection: connect, TLS, log in, bytes out and in
+ *   redis_conn.c   a connection: connect, TLS, bytes out and in
+ *   redis_login.c  what it says first
  *   redis_reply.c  commands as text, and what each reply means
  *   redis_purge.c  removal of a namespace: walks over all nodes
  *
@@ -245,6 +246,10 @@ void redis_conn_close(struct redis *redis, struct redis_conn *conn, int status, 
 short redis_conn_events(const struct redis_conn *conn);
 /* poll() has found something, or there is something to send. */
 void redis_conn_turn(struct redis *redis, struct redis_conn *conn, short revents);
+
+/* ---- redis_login.c */
+/* The connection is made: say who we are. false: the file of the password cannot be used. */
+bool redis_log_in(struct redis *redis, struct redis_conn *conn);
 
 /* ---- redis_reply.c */
 /* Append the text of a command to `out`. false: no room now. */

@@ -67,20 +67,25 @@ bool redis_to_master(struct redis *redis, struct redis_op *op)
     return true;
 }
 
+static bool may_read(const struct redis_node *node, uint32_t master)
+{
+    return node->used && node->master == master && !node->fails && !node->no_reads;
+}
+
 /* A replica of `master` (node + 1) that may be asked for what is in the slot: the same one for all
  * questions as long as they are the same replicas, so that what a look-up finds a load finds. The
  * master, when there is none. */
 static uint32_t replica_of(const struct redis *redis, uint32_t master, uint32_t slot)
 {
-    uint32_t count = 0, all[REDIS_NODES];
+    uint32_t count = 0, skip;
 
-    for (uint32_t i = 0; i < REDIS_NODES; i++) {
-        const struct redis_node *node = &redis->nodes[i];
-
-        if (node->used && node->master == master && !node->fails && !node->no_reads)
-            all[count++] = i + 1;
-    }
-    return count ? all[slot % count] : master;
+    for (uint32_t i = 0; i < REDIS_NODES; i++)
+        count += may_read(&redis->nodes[i], master);
+    skip = count ? slot % count : 0;
+    for (uint32_t i = 0; i < REDIS_NODES; i++)
+        if (may_read(&redis->nodes[i], master) && skip-- == 0)
+            return i + 1;
+    return master;
 }
 
 static bool is_read(const struct redis_op *op)
