@@ -36,9 +36,6 @@
 
 #define KVT_CLIENT_RING_BYTES (1u << 20) /* each way */
 #define KVT_WORKERS_MAX 64u
-/* Record bytes being encoded at a time where a GPU encodes: it ends whole jobs, and the store's
- * round trips come in between; less than a few jobs' worth leaves the link idle. */
-#define KVT_GPU_ALLOC_WINDOW (UINT64_C(256) << 20)
 
 struct kvt_cache {
     pid_t pid; /* of the opener: a forked child is refused */
@@ -88,7 +85,8 @@ struct kvt_cache {
     pthread_cond_t room; /* credits, flights or ring space came back */
     pthread_cond_t work; /* a block is READY */
     uint32_t workers_idle, room_waiters;
-    uint32_t purges; /* calls in kvt_purge() */
+    bool worker_waking; /* one has been signalled and has not come awake yet */
+    uint32_t purges;    /* calls in kvt_purge() */
 
     struct kvt_block *blocks;
     int32_t *statuses;

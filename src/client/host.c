@@ -33,6 +33,10 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->pin_bytes_max = settings->pin_max;
     /* Clients of a daemon may be stopped while they hold slots: a quarter each. */
     params->client_bytes_max = host->shared ? host->memory.arena_bytes / 4 : 0;
+    /* One that breaks the protocol and lives on keeps what it was filling: no more than it needs.
+     */
+    params->client_fill_max =
+        host->shared ? KVT_MIN(host->memory.arena_bytes / 8, KVT_GPU_ALLOC_WINDOW) : 0;
     params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
     params->remote = host->remote;
     params->remote_deadline_ns = (int64_t)settings->remote_deadline;

@@ -21,6 +21,10 @@
 
 #define KVT_HUGE_BYTES (UINT64_C(2) << 20)
 #define KVT_HUGE_ARENA_MIN (UINT64_C(64) << 20)
+/* Record bytes being encoded at a time where a GPU encodes: it ends whole jobs, and the store's
+ * round trips come in between; less than a few jobs' worth leaves the link idle. Nobody fills more
+ * at a time; a daemon holds its clients to it, and to an eighth of the arena. */
+#define KVT_GPU_ALLOC_WINDOW (UINT64_C(256) << 20)
 
 /* Memory that slots lie in. */
 struct kvt_arena_map {
@@ -101,6 +105,9 @@ void kvt_host_free(struct kvt_host *host);
 /* arena_huge.c: make huge pages of a shared arena, in the background. */
 void kvt_huge_start(struct kvt_host *host);
 void kvt_huge_stop(struct kvt_host *host);
+/* The same for a piece of shared memory, here and now, for who is about to pin it; contents stay.
+ * stop: ends it early when it is not 0. false: no more are to be had. */
+bool kvt_huge_make(uint8_t *base, uint64_t bytes, const _Atomic int *stop);
 
 /* reply.c: start a thread of ours: all signals blocked, named. */
 __attribute__((warn_unused_result)) int kvt_thread_start(pthread_t *thread, const char *name,

@@ -23,7 +23,7 @@
 
 #define KVT_PEERS_MAX 256u /* more than the owner has places: some greet, or wait for their end */
 /* Connections of one process that ended without BYE while it lives on. Each may hold what it was
- * filling, an eighth of DRAM and at most a quarter. */
+ * filling: an eighth of DRAM, 256 MiB at most (kvt_store_params.client_fill_max). */
 #define KVT_PARTED_MAX 2u
 #define KVT_PARTED_HIDDEN_MAX 8u /* the same where processes cannot be told apart */
 #define KVT_HELLO_NS INT64_C(2000000000)

@@ -11,6 +11,10 @@
 
 #include "base/checked.h"
 #include "kvtier/error.h"
+#include "store/slots.h"
+
+static_assert(KVT_SLOT_CLIENTS % KVT_OWNER_CLIENTS_MAX == 0,
+              "the bytes of live clients are counted apart");
 
 #define MESSAGES_PER_TURN 64 /* of one client, before others and the store get their turn */
 

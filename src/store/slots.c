@@ -150,7 +150,34 @@ bool kvt_slot_hold(struct kvt_slots *slots, uint32_t slot, uint32_t client)
     slots->holds[hold].next = slots->slots[slot].holds;
     slots->slots[slot].holds = hold;
     slots->client_bytes[client % KVT_SLOT_CLIENTS] += slots->slots[slot].record_bytes;
+    if (slots->slots[slot].filler)
+        slots->client_fills[client % KVT_SLOT_CLIENTS] += slots->slots[slot].record_bytes;
     kvt_slot_pin(slots, slot);
+    return true;
+}
+
+/* A hold no longer counts as its client's. */
+static void uncount(struct kvt_slots *slots, const struct kvt_slot *s, uint32_t client)
+{
+    if (s->parted) {
+        slots->parted_bytes -= s->record_bytes;
+        return;
+    }
+    slots->client_bytes[client % KVT_SLOT_CLIENTS] -= s->record_bytes;
+    if (s->filler)
+        slots->client_fills[client % KVT_SLOT_CLIENTS] -= s->record_bytes;
+}
+
+bool kvt_slot_part(struct kvt_slots *slots, uint32_t slot, uint32_t client)
+{
+    struct kvt_slot *s = &slots->slots[slot];
+
+    if (!s->filler || s->parted || s->holds == KVT_HOLD_NONE ||
+        slots->holds[s->holds].client != client)
+        return false;
+    uncount(slots, s, client);
+    s->parted = 1;
+    slots->parted_bytes += s->record_bytes;
     return true;
 }
 
@@ -167,7 +194,7 @@ bool kvt_slot_unhold(struct kvt_slots *slots, uint32_t slot, uint32_t client)
         slots->holds[hold].next = slots->hold_free;
         slots->hold_free = hold;
         slots->hold_used--;
-        slots->client_bytes[client % KVT_SLOT_CLIENTS] -= slots->slots[slot].record_bytes;
+        uncount(slots, &slots->slots[slot], client);
         kvt_slot_unpin(slots, slot);
         return true;
     }
@@ -220,7 +247,7 @@ void kvt_slot_list_remove(struct kvt_slots *slots, struct kvt_slot_list *list, u
 int kvt_slots_check(const struct kvt_slots *slots, char *why, size_t why_len)
 {
     uint32_t in_state[KVT_SLOT_STATES] = {0};
-    uint64_t pins = 0;
+    uint64_t pins = 0, held_bytes = 0, fills = 0, parted = 0;
     uint32_t holds = 0;
     int err = kvt_arena_check(&slots->arena, why, why_len);
 
@@ -240,10 +267,21 @@ int kvt_slots_check(const struct kvt_slots *slots, char *why, size_t why_len)
         in_state[s->state]++;
         pins += s->pins;
         holds += held;
+        parted += s->parted ? s->record_bytes : 0;
+        fills += s->filler && !s->parted ? (uint64_t)held * s->record_bytes : 0;
+        held_bytes += s->parted ? 0 : (uint64_t)held * s->record_bytes;
         if (held > s->pins || s->record_bytes > (uint64_t)r->pages * KVT_PAGE_BYTES) {
             snprintf(why, why_len, "slot %u has %u holds and %u pins", i, held, s->pins);
             err = KVT_E_CORRUPT;
         }
+    }
+    for (uint32_t i = 0; i < KVT_SLOT_CLIENTS; i++) {
+        held_bytes -= slots->client_bytes[i];
+        fills -= slots->client_fills[i];
+    }
+    if (!err && (held_bytes != 0 || fills != 0 || parted != slots->parted_bytes)) {
+        snprintf(why, why_len, "slots: bytes that clients hold do not add up");
+        err = KVT_E_CORRUPT;
     }
     if (!err && (pins != slots->pins || holds != slots->hold_used ||
                  memcmp(in_state, slots->in_state, sizeof(in_state)) != 0 || slots->bad_moves)) {

@@ -21,6 +21,8 @@
  *  3. Who holds what is written down (hold records), so that a client that dies loses exactly its
  *     own, and one that releases twice releases nothing of others.
  *  4. The key, checksum and sequence stand here, out of a client's reach.
+ *  5. What a client was filling when it was disconnected counts as nobody's: another client has its
+ *     place, and the low bits of its number, by then.
  * Threads: the store's owner. Allocates in init and grow only.
  */
 #ifndef KVT_STORE_SLOTS_H
@@ -33,7 +35,7 @@
 
 #define KVT_SLOT_NONE KVT_RUN_NONE
 #define KVT_HOLD_NONE UINT32_MAX
-#define KVT_SLOT_CLIENTS 64u /* low bits of a client's number tell live clients apart */
+#define KVT_SLOT_CLIENTS 128u /* low bits of a client's number tell live clients apart */
 
 enum kvt_slot_state {
     KVT_SLOT_FREE = 0,
@@ -91,6 +93,7 @@ struct kvt_slot {
     uint8_t cached : 1;    /* VALID in the cache region: the policy's */
     uint8_t had_child : 1; /* its prompt goes on, or went on, behind it */
     uint8_t leaving : 1;   /* among the next to leave DRAM, and not used since that was seen */
+    uint8_t parted : 1;    /* its filler has been disconnected, and may still write there */
 };
 
 static_assert(sizeof(struct kvt_slot) == 120, "one for each run of the arena");
@@ -116,7 +119,9 @@ struct kvt_slots {
     uint32_t hold_free;
     uint32_t hold_used;
     uint64_t client_bytes[KVT_SLOT_CLIENTS]; /* held by each client, by its number modulo that */
-    uint64_t pins;                           /* sum over all slots */
+    uint64_t client_fills[KVT_SLOT_CLIENTS]; /* of them, in slots that it is filling */
+    uint64_t parted_bytes; /* being filled by clients that have been disconnected */
+    uint64_t pins;         /* sum over all slots */
     uint32_t in_state[KVT_SLOT_STATES];
     uint64_t bad_moves; /* transitions refused: a defect of ours */
 };
@@ -143,15 +148,22 @@ bool kvt_slots_alive(const struct kvt_slots *slots, uint32_t slot, uint32_t gene
 void kvt_slot_pin(struct kvt_slots *slots, uint32_t slot);
 void kvt_slot_unpin(struct kvt_slots *slots, uint32_t slot);
 
-/* Note that a client holds the slot, one pin each. false: no hold record left. unhold false: the
- * client does not hold it. */
+/* Note that a client holds the slot, one pin each; `filler`, which says why, is set before it and
+ * cleared after. false: no hold record left. unhold false: the client does not hold it. */
 bool kvt_slot_hold(struct kvt_slots *slots, uint32_t slot, uint32_t client);
 bool kvt_slot_unhold(struct kvt_slots *slots, uint32_t slot, uint32_t client);
+/* The slot's filler is `client`, which has been disconnected: it still holds it. false: it is not.
+ */
+bool kvt_slot_part(struct kvt_slots *slots, uint32_t slot, uint32_t client);
 
-/* Record bytes that a client holds, each hold counted. */
+/* Record bytes that a client holds, each hold counted; and what of them it is filling. */
 static inline uint64_t kvt_slots_client_bytes(const struct kvt_slots *slots, uint32_t client)
 {
     return slots->client_bytes[client % KVT_SLOT_CLIENTS];
+}
+static inline uint64_t kvt_slots_client_fills(const struct kvt_slots *slots, uint32_t client)
+{
+    return slots->client_fills[client % KVT_SLOT_CLIENTS];
 }
 
 /* Lists over the slots' queue links. */

@@ -181,20 +181,25 @@ int64_t kvt_store_run(struct kvt_store *store)
     return store->again ? kvt_store_now(store) : next_run;
 }
 
-/* Take back what a client holds; fills: also the slots that it was filling. */
+/* Take back what a client holds; fills: also the slots that it was filling, which else count as
+ * nobody's from now on: others get its place. */
 static void holds_end(struct kvt_store *store, uint32_t client, bool fills)
 {
     for (uint32_t slot = 0; slot < store->slots.arena.touched; slot++) {
         struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
         uint32_t held = 0;
 
-        if (s->state == KVT_SLOT_FREE || (s->filler && !fills))
+        if (s->state == KVT_SLOT_FREE)
             continue;
+        if (s->filler && !fills) {
+            (void)kvt_slot_part(&store->slots, slot, client);
+            continue;
+        }
         while (kvt_slot_unhold(&store->slots, slot, client))
             held++;
         if (!held)
             continue;
-        s->filler = 0;
+        s->filler = s->parted = 0;
         if (s->state == KVT_SLOT_FILLING)
             kvt_slot_abandon(store, slot);
         else

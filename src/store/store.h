@@ -57,6 +57,7 @@ struct kvt_store_params {
     uint64_t pin_bytes_max;
     uint64_t client_bytes_max;  /* that one client may hold in slots; 0: all of them. One record
                                    always  goes */
+    uint64_t client_fill_max;   /* of them, in slots that it has not committed; 0: all the same */
     uint64_t scrub_bytes_per_s; /* of cold records read back and verified when idle; 0: none */
     uint32_t blocks_max;        /* index capacity, L1 and L2 together; 0: derived from the caps as
                                    namespaces open (the index grows at open time only) */

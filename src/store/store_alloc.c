@@ -107,16 +107,16 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
 
     if (slot == KVT_SLOT_NONE)
         return KVT_E_DROPPED;
+    s = kvt_slot_at(&store->slots, slot);
+    s->filler = 1;
     if (!kvt_slot_hold(&store->slots, slot, chain->client)) {
         kvt_slot_free(store, slot);
         return KVT_E_DROPPED;
     }
-    s = kvt_slot_at(&store->slots, slot);
     s->key = *full;
     s->entry = entry;
     s->map = chain->map;
     s->policy = write_policy(store, chain->request) & 3u;
-    s->filler = 1;
     s->since_us = (uint32_t)(store->last_message_ns / 1000);
     s->replace = chain->request->replace;
     s->sequence = store->sequence_next++;
@@ -186,8 +186,8 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
         store->counts.alloc_dropped_dram++;
         return KVT_E_DROPPED;
     }
-    if (kvt_client_full(store, chain->client, 0,
-                        kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->map))) {
+    if (kvt_client_fills(store, chain->client,
+                         kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->map))) {
         store->counts.alloc_dropped_dram++;
         kvt_entry_settle(store, entry);
         return KVT_E_DROPPED;

@@ -218,6 +218,16 @@ static inline bool kvt_client_full(const struct kvt_store *store, uint32_t clien
            held + more > store->params.client_bytes_max;
 }
 
+/* The same for slots to fill, which it keeps longer than others when it breaks the protocol. */
+static inline bool kvt_client_fills(const struct kvt_store *store, uint32_t client, uint32_t more)
+{
+    uint64_t fills = kvt_slots_client_fills(&store->slots, client);
+
+    return kvt_client_full(store, client, 0, more) ||
+           (store->params.client_fill_max != 0 && fills != 0 &&
+            fills + more > store->params.client_fill_max);
+}
+
 static inline uint8_t *kvt_slot_bytes(const struct kvt_store *store, uint32_t slot)
 {
     return (uint8_t *)store->params.arena + kvt_slot_offset(&store->slots, slot);

@@ -97,13 +97,85 @@ static void a_disconnected_client_keeps_what_it_fills_until_it_is_gone(void **st
     assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 7), 7 * PAGES * 4096);
     kvt_store_client_stop(rig.store, 7);
     rig_check(&rig);
-    assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 7), 3 * PAGES * 4096);
+    assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 7), 0);
+    assert_int_equal(kvt_slots_client_fills(&rig.store->slots, 7), 0);
+    assert_int_equal(rig.store->slots.parted_bytes, 3 * PAGES * 4096);
     for (int i = 0; i < 3; i++) /* its threads may still write there */
         assert_int_equal(rig.store->slots.slots[entries[i].slot].state, KVT_SLOT_FILLING);
     kvt_store_client_gone(rig.store, 7);
     rig_check(&rig);
     assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 7), 0);
+    assert_int_equal(rig.store->slots.parted_bytes, 0);
     assert_int_equal(rig_stats(&rig).dram_pins, 0);
+    rig_close(&rig);
+}
+
+/* Its place is given to others, whose numbers have the same low bits: nothing is held against them,
+ * neither before nor after its end. */
+static void who_gets_the_place_of_a_disconnected_client_has_a_share_of_its_own(void **state)
+{
+    const uint32_t old = 5, heir = old + KVT_SLOT_CLIENTS;
+    struct kvt_alloc_entry entries[20];
+    struct rig rig;
+    uint32_t ns;
+
+    (void)state;
+    begin(&rig, &ns);
+    rig.store->params.client_bytes_max = 20 * PAGES * 4096;
+    rig_alloc(&rig, old, ns, numbers, 20, 0, KV4, 0, entries);
+    assert_int_equal(entries[19].status, 0);
+    kvt_store_client_stop(rig.store, old);
+    rig_alloc(&rig, heir, ns, &numbers[40], 20, 0, KV4, 0, entries);
+    for (int i = 0; i < 20; i++)
+        assert_int_equal(entries[i].status, 0);
+    rig_check(&rig);
+    assert_int_equal(kvt_slots_client_fills(&rig.store->slots, heir), 20 * PAGES * 4096);
+    kvt_store_client_gone(rig.store, old);
+    rig_check(&rig);
+    assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, heir), 20 * PAGES * 4096);
+    kvt_store_client_stop(rig.store, heir);
+    kvt_store_client_stop(rig.store, heir); /* told twice, counted once */
+    assert_int_equal(rig.store->slots.parted_bytes, 20 * PAGES * 4096);
+    kvt_store_client_gone(rig.store, heir);
+    rig_check(&rig);
+    assert_int_equal(rig_stats(&rig).dram_pins, 0);
+    rig_close(&rig);
+}
+
+/* What is being filled has a smaller share than what is held: it comes back late when its client
+ * breaks the protocol. What is committed does not count; one record always goes. */
+static void slots_to_fill_have_a_share_of_their_own(void **state)
+{
+    struct kvt_alloc_entry entries[20];
+    struct rig rig;
+    uint32_t ns, granted = 0;
+
+    (void)state;
+    begin(&rig, &ns);
+    rig.store->params.client_bytes_max = 20 * PAGES * 4096;
+    rig.store->params.client_fill_max = 8 * PAGES * 4096;
+    rig_alloc(&rig, 5, ns, numbers, 20, 0, KV4, 0, entries);
+    for (int i = 0; i < 20; i++)
+        granted += entries[i].status == 0;
+    assert_int_equal(granted, 8);
+    rig_alloc(&rig, 6, ns, &numbers[40], 8, 0, KV4, 0, entries); /* another client has its own */
+    assert_int_equal(entries[7].status, 0);
+    kvt_store_client_gone(rig.store, 5);
+    kvt_store_client_gone(rig.store, 6);
+    for (uint32_t i = 0; i < 16; i += 4) /* filled and committed, four at a time */
+        assert_int_equal(
+            rig_put(&rig, ns, &numbers[i], 4, i > 0 ? numbers[i - 1] : 0, KV4, 0, NULL), 4);
+    (void)rig_acquire(&rig, 5, ns, numbers, 16, 0, INT64_MAX);
+    rig_settle(&rig);
+    assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 5), 16 * PAGES * 4096);
+    assert_int_equal(kvt_slots_client_fills(&rig.store->slots, 5), 0);
+    kvt_store_client_gone(rig.store, 5);
+    rig.store->params.client_fill_max = 1;
+    rig_alloc(&rig, 5, ns, &numbers[20], 2, 0, KV4, 0, entries);
+    assert_int_equal(entries[0].status, 0);
+    assert_int_equal(entries[1].status, KVT_E_DROPPED);
+    rig_check(&rig);
+    kvt_store_client_gone(rig.store, 5);
     rig_close(&rig);
 }
 
@@ -257,6 +329,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pins_are_each_clients_own),
         cmocka_unit_test(a_disconnected_client_keeps_what_it_fills_until_it_is_gone),
+        cmocka_unit_test(who_gets_the_place_of_a_disconnected_client_has_a_share_of_its_own),
+        cmocka_unit_test(slots_to_fill_have_a_share_of_their_own),
         cmocka_unit_test(one_clients_share_leaves_room_for_the_others),
         cmocka_unit_test(usage_adds_up),
         cmocka_unit_test(pairs_of_pins_behave_like_a_set),
