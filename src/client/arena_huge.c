@@ -6,8 +6,10 @@
  * works whatever shmem_enabled says. That takes the memory when the daemon starts and not as it is
  * touched, for the control group of the daemon; where there are none to be had, small pages stay,
  * and nothing else is given up for them.
- * Invariants: contents never change; a client that has the piece mapped sees the same bytes.
- * Threads: one of its own, in the background, from kvt_huge_start() to kvt_huge_stop().
+ * A client that pins the memory asks before it pins, from the other end on: what a device has
+ * pinned cannot be moved together any more. Invariants: contents never change; a client that has
+ * the piece mapped sees the same bytes. Threads: one of its own, in the background, from
+ * kvt_huge_start() to kvt_huge_stop(); kvt_huge_make() on its caller's.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -31,11 +33,20 @@
 #define PASSES 4
 #define PAUSE_MS 1000
 #define STEP_MS 50
+#define TRIES 3 /* before pinning, a millisecond apart: somebody is just filling a page */
 
 static bool stopped(struct kvt_host *host)
 {
     /* relaxed: nothing else is told by it */
     return atomic_load_explicit(&host->huge_stop, memory_order_relaxed) != 0;
+}
+
+/* One piece. 0, -errno. */
+static int collapse(uint8_t *piece)
+{
+    /* a piece without any page is refused; not by a read: somebody may write there */
+    (void)madvise(piece, KVT_PAGE_BYTES, MADV_POPULATE_READ);
+    return madvise(piece, KVT_HUGE_BYTES, MADV_COLLAPSE) == 0 ? 0 : -errno;
 }
 
 /* One walk, from the end on: what loads from disk stage through is there. Pieces that are huge
@@ -46,17 +57,15 @@ static int walk(struct kvt_host *host)
     unsigned in_vain = 0;
     int rc = 0;
     while (left > 0 && in_vain < IN_VAIN_MAX && !stopped(host)) {
-        uint8_t *piece = host->memory.arena + --left * KVT_HUGE_BYTES;
-        /* a piece without any page is refused; not by a read: somebody may write there */
-        (void)madvise(piece, KVT_PAGE_BYTES, MADV_POPULATE_READ);
-        if (madvise(piece, KVT_HUGE_BYTES, MADV_COLLAPSE) == 0) {
+        int failed = collapse(host->memory.arena + --left * KVT_HUGE_BYTES);
+        if (failed == 0) {
             in_vain = 0;
             got += KVT_HUGE_BYTES;
             if (got > atomic_load_explicit(&host->huge_bytes, memory_order_relaxed))
                 atomic_store_explicit(&host->huge_bytes, got, memory_order_relaxed);
             continue;
         }
-        rc = -errno;
+        rc = failed;
         in_vain++;
         if (rc == -EINVAL) /* this kernel does not know it, or not for shared memory */
             break;
@@ -83,6 +92,27 @@ static void *huge_main(void *arg)
                     20,
                 (unsigned long long)(host->memory.arena_bytes >> 20), kvt_strerror(rc));
     return NULL;
+}
+
+bool kvt_huge_make(uint8_t *base, uint64_t bytes, const _Atomic int *stop)
+{
+    unsigned in_vain = 0;
+    for (uint64_t at = 0; at + KVT_HUGE_BYTES <= bytes && in_vain < IN_VAIN_MAX;
+         at += KVT_HUGE_BYTES) {
+        int rc = -EAGAIN;
+        /* relaxed: nothing else is told by it */
+        if (atomic_load_explicit(stop, memory_order_relaxed))
+            break;
+        for (int i = 0; i < TRIES && rc != 0 && rc != -EINVAL; i++) {
+            if (i > 0)
+                nanosleep(&(const struct timespec){0, 1000000}, NULL);
+            rc = collapse(base + at);
+        }
+        if (rc == -EINVAL)
+            return false;
+        in_vain = rc == 0 ? 0 : in_vain + 1;
+    }
+    return in_vain < IN_VAIN_MAX;
 }
 
 void kvt_huge_start(struct kvt_host *host)

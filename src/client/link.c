@@ -134,6 +134,7 @@ static int map_all(struct kvt_link *link, const struct kvt_welcome *welcome,
         rc = map_fd(fds[KVT_FD_ARENA], welcome->arena_bytes, &link->memory);
     if (rc != 0)
         return rc;
+    link->memory.huge = (welcome->flags & KVT_WELCOME_HUGE) != 0;
     wire->memory = link->rings.map;
     wire->ring_bytes = welcome->ring_bytes;
     wire->request_fd = fds[KVT_FD_REQUEST];

@@ -84,13 +84,20 @@ static void let_go(struct kvt_pin *pin)
     atomic_store_explicit(&pin->pinned_bytes, 0, memory_order_relaxed);
 }
 
+static bool stopped(struct kvt_pin *pin)
+{
+    return atomic_load_explicit(&pin->stop, memory_order_relaxed) != 0;
+}
+
 /* Piece by piece, until one is refused or somebody wants to stop. */
 static int pin_all(struct kvt_pin *pin)
 {
     for (uint64_t i = 0, offset, bytes; i < pin->plan.count; i++) {
-        if (atomic_load_explicit(&pin->stop, memory_order_relaxed))
+        if (stopped(pin))
             return -EINTR; /* whoever stops us lets go */
         kvt_pin_piece(&pin->plan, i, &offset, &bytes);
+        if (pin->huge && !kvt_huge_make(pin->base + offset, bytes, &pin->stop))
+            pin->huge = false; /* there are none left: not looked for again */
         int rc = pin->ops.pin(pin->ops.ctx, pin->base + offset, bytes);
         if (rc != 0) {
             let_go(pin);

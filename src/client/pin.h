@@ -59,13 +59,16 @@ struct kvt_pin {
     struct kvt_pin_ops ops; /* name NULL: none so far */
     pthread_t thread;
     bool running;                  /* thread is to be joined */
+    bool huge;                     /* shared memory: huge pages are made before it is pinned */
     _Atomic int stop;              /* relaxed: only a wish; the join orders the rest */
     _Atomic int state;             /* release by who pins, acquire by readers: orders error */
     _Atomic uint64_t pinned_bytes; /* relaxed: a number for people */
     _Atomic int error;             /* of the piece that was refused */
 };
 
-/* Over bytes at base, rows of row_bytes. Nothing is pinned yet; needs no undoing. */
+/* Over bytes at base, rows of row_bytes. Nothing is pinned yet; needs no undoing. Where the memory
+ * is shared and whoever made it wants huge pages, `huge` is set after it: pages that a device has
+ * pinned stay as small as they are. */
 void kvt_pin_init(struct kvt_pin *pin, void *base, uint64_t bytes, uint64_t row_bytes,
                   const struct kvt_log *log);
 

@@ -124,6 +124,7 @@ static int link_use(struct kvt_cache *cache)
                  cache->arena_bytes >= KVT_HUGE_ARENA_MIN ? KVT_HUGE_BYTES
                                                           : (uint64_t)sysconf(_SC_PAGESIZE),
                  &cache->log);
+    cache->pin.huge = link->memory.huge;
     cache->heard_ns = kvt_clock_now(&cache->clock);
     cache->pinged = false;
     cache->broken = false;

@@ -63,15 +63,17 @@ static bool uid_allowed(struct kvt_server *server, uid_t uid)
 
 static void welcome_make(const struct kvt_server *server, struct kvt_welcome *welcome, int status)
 {
-    *welcome = (struct kvt_welcome){.magic = KVT_HANDSHAKE_MAGIC,
-                                    .bytes = sizeof(*welcome),
-                                    .handshake = KVT_HANDSHAKE_VERSION,
-                                    .proto = KVT_PROTO_VERSION,
-                                    .record = KVT_RECORD_VERSION,
-                                    .status = status,
-                                    .arena_bytes = server->params.host->memory.arena_bytes,
-                                    .ring_bytes = RING_BYTES,
-                                    .pid = (uint32_t)getpid()};
+    *welcome =
+        (struct kvt_welcome){.magic = KVT_HANDSHAKE_MAGIC,
+                             .bytes = sizeof(*welcome),
+                             .handshake = KVT_HANDSHAKE_VERSION,
+                             .proto = KVT_PROTO_VERSION,
+                             .record = KVT_RECORD_VERSION,
+                             .status = status,
+                             .arena_bytes = server->params.host->memory.arena_bytes,
+                             .ring_bytes = RING_BYTES,
+                             .pid = (uint32_t)getpid(),
+                             .flags = server->params.host->memory.huge ? KVT_WELCOME_HUGE : 0};
     (void)snprintf(welcome->version, sizeof(welcome->version), "%s", kvt_version());
 }
 

@@ -44,6 +44,9 @@ struct kvt_hello { /* also BYE */
 };
 static_assert(sizeof(struct kvt_hello) == 120, "fixed on the wire");
 
+/* Flags of WELCOME. HUGE: DRAM is to have huge pages, and who pins it makes them first. */
+#define KVT_WELCOME_HUGE 1u
+
 struct kvt_welcome {
     uint64_t magic;
     uint32_t bytes;
@@ -57,7 +60,9 @@ struct kvt_welcome {
     uint32_t ring_bytes; /* of each ring */
     uint32_t pid;        /* of the daemon, for people */
     char version[32];
-    char text[256]; /* status != 0: a sentence that names what is wrong and the remedy */
+    char text[248]; /* status != 0: a sentence that names what is wrong and the remedy */
+    uint32_t flags; /* KVT_WELCOME_*; 0 from who knows none: they were the end of the text */
+    uint32_t reserved;
 };
 static_assert(sizeof(struct kvt_welcome) == 344, "fixed on the wire");
 

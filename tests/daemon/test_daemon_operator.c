@@ -489,6 +489,19 @@ static void a_cache_opens_by_one_text(void **state)
     kvt_close(cache);
 }
 
+/* What the daemon tells programs that pin its memory: whether they are to make huge pages first. */
+static bool huge_wanted(void)
+{
+    struct kvt_link link;
+    char text[512];
+
+    kvt_link_init(&link, server.socket);
+    assert_int_equal(kvt_link_dial(&link, text, sizeof(text)), 0);
+    const bool wanted = link.memory.huge;
+    kvt_link_hang_up(&link);
+    return wanted;
+}
+
 /* Huge pages come in the background, under blocks that are stored and loaded meanwhile; a kernel
  * that has none leaves a line in the log. */
 static void shared_memory_gets_huge_pages(void **state)
@@ -509,6 +522,7 @@ static void shared_memory_gets_huge_pages(void **state)
     print_message("           %llu of 96 MiB\n", (unsigned long long)huge >> 20);
     assert_true(huge > 0 || daemon_said(&server, "huge pages:"));
     assert_int_equal(huge % (2u << 20), 0);
+    assert_true(huge_wanted());
     rig_close(&rig);
     assert_int_equal(daemon_stop(&server), 0);
     snprintf(server.options, sizeof(server.options), "--dram 96MiB --huge-pages off");
@@ -516,6 +530,7 @@ static void shared_memory_gets_huge_pages(void **state)
     rig_open(&rig);
     assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
     assert_int_equal(daemon_stat(&server, "dram.huge_bytes"), 0);
+    assert_false(huge_wanted());
 }
 
 /* ---- programs that break off and live on ----------------------------------------------------- */

@@ -188,6 +188,91 @@ static void stop_waits_for_one_piece_only(void **state)
     assert_int_equal(kvt_pin_bytes(&pin), 0);
 }
 
+/* ---- huge pages first ---------------------------------------------------------------------- */
+
+/* Bytes of the mapping at `base` that huge pages serve, as the kernel tells it. */
+static uint64_t huge_bytes(uint8_t *base, uint64_t bytes)
+{
+    volatile const uint8_t *touched = base;
+    unsigned long from, to, kib = 0;
+    uint64_t sum = 0;
+    bool inside = false;
+    char line[512];
+    FILE *file;
+    for (uint64_t at = 0; at < bytes; at += KVT_HUGE_BYTES)
+        (void)touched[at]; /* mapped anew, where the pages have been moved together */
+    file = fopen("/proc/self/smaps", "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof(line), file) != NULL) {
+        if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+            inside = (uintptr_t)base >= from && (uintptr_t)base < to;
+        else if (inside && sscanf(line, "ShmemPmdMapped: %lu", &kib) == 1)
+            sum += (uint64_t)kib << 10;
+    }
+    (void)fclose(file);
+    return sum;
+}
+
+struct huge_hook {
+    uint8_t *base;
+    uint64_t bytes, found;
+};
+
+static int huge_pin(void *ctx, void *base, uint64_t bytes)
+{
+    struct huge_hook *hook = ctx;
+    (void)base;
+    (void)bytes;
+    hook->found = huge_bytes(hook->base, hook->bytes);
+    return 0;
+}
+
+static void huge_unpin(void *ctx, void *base, uint64_t bytes)
+{
+    (void)ctx;
+    (void)base;
+    (void)bytes;
+}
+
+/* What a device has pinned stays small: so the huge pages are there before, if they are wanted. */
+static void shared_memory_gets_huge_pages_before_it_is_pinned(void **state)
+{
+    static const struct kvt_log quiet;
+    const uint64_t bytes = KVT_HUGE_ARENA_MIN;
+    _Atomic int stop = 1;
+    struct kvt_arena_map map;
+    struct huge_hook hook = {.bytes = bytes};
+    struct kvt_pin_ops ops = {"test hook", huge_pin, huge_unpin, &hook};
+    struct kvt_pin pin;
+    int fd = memfd_create("kvtier-test", MFD_CLOEXEC);
+    (void)state;
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+    assert_int_equal(kvt_arena_map_fd(fd, bytes, &map), 0);
+    (void)close(fd);
+    hook.base = map.arena;
+    for (uint64_t at = 0; at < bytes; at += 4096)
+        map.arena[at] = (uint8_t)(at >> 12);
+    (void)kvt_huge_make(map.arena, bytes, &stop); /* told to stop: nothing */
+    const uint64_t before = huge_bytes(map.arena, bytes);
+    kvt_pin_init(&pin, map.arena, bytes, KVT_HUGE_BYTES, &quiet);
+    assert_int_equal(kvt_pin_now(&pin, &ops), 0);
+    assert_int_equal(hook.found, before); /* nobody wants them */
+    kvt_pin_stop(&pin);
+    pin.huge = true;
+    assert_int_equal(kvt_pin_now(&pin, &ops), 0);
+    printf("           huge pages: %llu MiB before, %llu of %llu when it was pinned\n",
+           (unsigned long long)(before >> 20), (unsigned long long)(hook.found >> 20),
+           (unsigned long long)(bytes >> 20));
+    assert_int_equal(kvt_pin_state(&pin), KVT_PIN_READY); /* also where there are none */
+    if (before < bytes && madvise(map.arena, KVT_HUGE_BYTES, 25 /* MADV_COLLAPSE */) == 0)
+        assert_true(hook.found >= bytes / 2); /* a busy machine may not have them all */
+    for (uint64_t at = 0; at < bytes; at += 4096)
+        assert_int_equal(map.arena[at], (uint8_t)(at >> 12));
+    kvt_pin_stop(&pin);
+    kvt_arena_unmap(&map);
+}
+
 /* ---- below a cache ------------------------------------------------------------------------- */
 
 static struct rig rig;
@@ -408,6 +493,7 @@ int main(void)
         cmocka_unit_test(pins_all_and_lets_go_of_all),
         cmocka_unit_test(another_hook_takes_over),
         cmocka_unit_test(stop_waits_for_one_piece_only),
+        cmocka_unit_test(shared_memory_gets_huge_pages_before_it_is_pinned),
         cmocka_unit_test_teardown(test_c37_a_hook_that_fails_leaves_a_cache_that_works, tear_down),
         cmocka_unit_test(test_c37_a_refusal_half_way_lets_go_of_what_was_pinned),
         cmocka_unit_test_teardown(test_c37_stores_and_loads_run_while_pinning, tear_down),
