@@ -5,6 +5,9 @@
  * Rules: a granted record is verified (checksum, full key, sizes) before a page is written; a block
  * whose request was cancelled or is past its deadline touches no page; a page of lossy origin is
  * never encoded as raw. Loads go before stores, but every 16th job may be a store's.
+ * Waking: one at a time. Who comes awake and finds more than its batch wakes the next one, from the
+ * processor that it runs on by then; several woken at once by a thread that goes on running are
+ * queued behind each other on one processor while another one is idle.
  */
 #include <stdio.h>
 #include <string.h>
@@ -134,6 +137,7 @@ static void work_once(struct kvt_cache *cache)
     uint32_t count = take_batch(cache, kind, batch);
     if (count == 0) /* another worker was faster */
         return;
+    kvt_workers_wake(cache);
     const struct kvt_req *req = kvt_block_req(cache, batch[0]);
     pthread_mutex_unlock(&cache->lock);
     for (uint32_t i = 0; i < count; i++)
@@ -158,6 +162,7 @@ static void *worker_main(void *arg)
         cache->workers_idle++;
         pthread_cond_wait(&cache->work, &cache->lock);
         cache->workers_idle--;
+        cache->worker_waking = false;
     }
     pthread_mutex_unlock(&cache->lock);
     return NULL;
@@ -175,9 +180,10 @@ void kvt_ready_push(struct kvt_cache *cache, struct kvt_block *block, int kind)
 void kvt_workers_wake(struct kvt_cache *cache)
 {
     uint32_t ready = cache->ready[KVT_REQ_LOAD].count + cache->ready[KVT_REQ_STORE].count;
-    uint32_t wake = KVT_MIN(ready, cache->workers_idle);
-    for (uint32_t i = 0; i < wake; i++)
-        pthread_cond_signal(&cache->work);
+    if (ready == 0 || cache->workers_idle == 0 || cache->worker_waking)
+        return;
+    cache->worker_waking = true; /* it wakes the next one */
+    pthread_cond_signal(&cache->work);
 }
 
 int kvt_workers_start(struct kvt_cache *cache)
