@@ -4,7 +4,8 @@
  * Method: victims are processes of this very program that store, load, look up and pin by random,
  *         and are killed after random times; siblings check every block they get and how long they
  *         wait. Daemons are killed between and during requests: what was flushed is there after
- *         each. The seed is printed (KVT_TEST_SEED); a soak goes on for KVT_SOAK_SECONDS.
+ *         each. The seed is printed (KVT_TEST_SEED); a soak goes on for KVT_SOAK_SECONDS, or for
+ *         KVT_DAEMON_KILLS kills, a quarter of them daemons.
  */
 #include "support/rig.h"
 
@@ -21,11 +22,22 @@
 #include "client/link.h"
 #include "format/message.h"
 #include "support/daemon_rig.h"
+#include "support/tally.h"
 
 enum { BLOCKS = 32, CHAINS = 8, CLIENT_KILLS = 300, DAEMON_KILLS = 100, STALL_MS = 4000 };
 
 static struct daemon server;
 static struct rig rig;
+static uint64_t kills; /* of clients and daemons, all tests together */
+
+/* Kills of one kind: the usual number, or that many quarters of KVT_DAEMON_KILLS. */
+static unsigned kills_wanted(unsigned usual, unsigned quarters)
+{
+    const char *text = getenv("KVT_DAEMON_KILLS");
+    unsigned long wanted = text ? strtoul(text, NULL, 10) / 4 * quarters : usual;
+
+    return wanted > usual ? (unsigned)wanted : usual;
+}
 
 /* Whether there is another round: that many, and in a soak as long as there is time (each of three
  * tests gets a third of KVT_SOAK_SECONDS). start_ns: of the test. */
@@ -119,6 +131,7 @@ static void victim_kill(pid_t pid)
     assert_int_equal(waitpid(pid, &status, 0), pid);
     if (!WIFSIGNALED(status)) /* it found a wrong byte, or could not work */
         fail_msg("a victim ended by itself: %d", WEXITSTATUS(status));
+    kills++;
 }
 
 /* ---- siblings -------------------------------------------------------------------------------- */
@@ -194,7 +207,7 @@ static void killed_clients_lose_what_was_theirs_and_nobody_else_anything(void **
     daemon_start(&server);
     engine_open(&rig, server.config);
     sibling_start(&sibling);
-    for (; again(round, CLIENT_KILLS / 2, start_ns); round++) {
+    for (; again(round, kills_wanted(CLIENT_KILLS, 3) / 2, start_ns); round++) {
         for (int i = 0; i < 2; i++)
             pids[i] = victim_start(kvt_rng_next(&rng));
         for (int i = 0; i < 2; i++) {
@@ -238,7 +251,7 @@ static void killed_daemons_lose_nothing_that_was_flushed(void **state)
     daemon_init(&server, "--dram 2MiB --disk {store}:64MiB");
     daemon_start(&server);
     engine_open(&rig, server.config);
-    for (unsigned round = 0; again(round, DAEMON_KILLS, start_ns); round++) {
+    for (unsigned round = 0; again(round, kills_wanted(DAEMON_KILLS, 1), start_ns); round++) {
         uint64_t first = chain_seed(kvt_rng_below(&rng, CHAINS));
         bool flushed = false;
 
@@ -248,6 +261,7 @@ static void killed_daemons_lose_nothing_that_was_flushed(void **state)
         usleep((useconds_t)kvt_rng_below(&rng, 4000));
         daemon_kill(&server);
         killed++;
+        kills++;
         (void)rig_load(&rig, first, BLOCKS, NULL); /* exact or a miss: the rig asserts */
         daemon_start(&server);
         wait_connected();
@@ -497,5 +511,8 @@ int main(int argc, char **argv)
         return victim(argv[2], strtoull(argv[3], NULL, 10));
     if (argc == 4 && strcmp(argv[1], "--leaver") == 0)
         return leaver(argv[2]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+
+    tally_print("kill9", kills, (uint64_t)failed);
+    return failed;
 }
