@@ -13,6 +13,10 @@
  * Lifetime: namespace and pool outlive the manager, and nobody else writes the pages that it owns.
  *           kvt_session_open() allocates; afterwards nothing does but the hashing of keys.
  *
+ * Groups:   of a group of full attention a session needs all blocks, of a window those that cover
+ *           its last tokens, of states the last one. A sequence can come back to where every group
+ *           has what it needs: to where it went idle, and to what of other places is still there.
+ *
  *   open --> IDLE --resume--> RESTORING --(loads end)--> ACTIVE --idle--> IDLE --close-->
  *                |                `---(meet: by a cut)---^
  *                `------------- nothing to load ---------^
@@ -39,6 +43,15 @@ enum kvt_session_state {
     KVT_SESSION_ACTIVE = 3     /* its pages are there, and stay until kvt_session_idle() */
 };
 
+/* The pages of one group of a layout that has several: page 5 of one is not page 5 of another. */
+struct kvt_session_group {
+    uint16_t group;         /* as in kvt_part.group */
+    uint16_t reserved;      /* 0 */
+    uint32_t first_page;    /* as in kvt_session_mgr_opts, for this group */
+    uint32_t page_count;    /* of a window at least its blocks and 3, of states 3 */
+    uint32_t scratch_pages;
+};
+
 struct kvt_session_mgr_opts {
     size_t struct_size;
     uint32_t window_tokens; /* most recent tokens of a sequence kept at window_level; 0: 4,096 */
@@ -52,12 +65,19 @@ struct kvt_session_mgr_opts {
     uint32_t page_count;    /* 0: all from first_page on; 2^26 at most */
     uint32_t scratch_pages; /* of them, for cooling blocks that are not in L0; 0: 1, or 4 of 64 */
     uint32_t shard;         /* of the keys: the rank */
+    const struct kvt_session_group *groups; /* groups with pages of their own choice; the others
+                                               have those above. Borrowed until return */
+    uint32_t group_count;
+    uint32_t reserved; /* 0 */
 };
+/* struct_size of callers whose struct ends before `groups`. */
+#define KVT_SESSION_MGR_OPTS_SIZE_0 48u
 
 /* A manager over a pool. opts NULL: defaults. 0; -ENOMEM; KVT_E_INVAL (a page range that the pool
  * does not have, no page left, a level that is none); KVT_E_VERSION; KVT_E_LAYOUT namespace and
- * pool differ; KVT_E_UNSUPPORTED a layout of several groups. KVT_E_INVAL also when another manager
- * owns one of the pages (the log says which). Blocks never; allocates. */
+ * pool differ; KVT_E_UNSUPPORTED groups whose blocks are of different lengths. KVT_E_INVAL also when
+ * another manager owns one of the pages, a group has too few for one session, or `groups` names one
+ * that the layout has not (the log says which). Blocks never; allocates. */
 int kvt_session_mgr_open(struct kvt_ns *ns, struct kvt_pool *pool,
                          const struct kvt_session_mgr_opts *opts, struct kvt_session_mgr **out);
 
@@ -141,7 +161,10 @@ int kvt_session_meet(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t co
                      uint32_t *from, uint32_t *until);
 
 /* Wait until a session is no longer RESTORING. timeout_ns as in kvt_req_wait(). 1 it is not, 0 it
- * still is; KVT_E_NO_SESSION; KVT_E_STATE the engine has to compute: kvt_session_meet(). */
+ * still is; KVT_E_NO_SESSION; KVT_E_STATE the engine has to compute: kvt_session_meet(). Layouts of
+ * several groups: when a load came short and there are no pages to compute what it should have
+ * brought, the session is IDLE again, with what it has, and plan.reason is KVT_E_LIMIT or -EAGAIN:
+ * look at kvt_session_get_info(), and resume it with the rest. */
 int kvt_session_wait(struct kvt_session_mgr *mgr, kvt_session_id id, int64_t timeout_ns);
 
 /* What became of the last resume; while RESTORING what is planned. 0; KVT_E_NO_SESSION;
@@ -149,19 +172,30 @@ int kvt_session_wait(struct kvt_session_mgr *mgr, kvt_session_id id, int64_t tim
 int kvt_session_get_plan(struct kvt_session_mgr *mgr, kvt_session_id id,
                          struct kvt_session_plan *plan);
 
-/* Add n tokens (> 0) to an active session, and pages for them. Errors as kvt_session_resume(). */
+/* Add n tokens (> 0) to an active session, and pages for them. Errors as kvt_session_resume(). A
+ * window group gives pages for all of them, so a long prompt may have to be handed over in pieces,
+ * each filled before the next one. */
 int kvt_session_append(struct kvt_session_mgr *mgr, kvt_session_id id, const uint32_t *tokens,
                        size_t n);
 
 /* Page numbers of blocks [first, first + n) of a session that is active, or RESTORING by a cut, as
- * many as there are. They stay the same until it goes idle. Pages of blocks before `filled` of
+ * many as there are; of the layout's first group. They stay the same until it goes idle. Pages of blocks before `filled` of
  * kvt_session_get_info() are read only: other sessions may use them. Returns the number
  * written; KVT_E_NO_SESSION; KVT_E_STATE. */
 long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t first,
                        uint32_t *pages, size_t n);
 
-/* Say that the pages hold the KV of the first `tokens` tokens. Full blocks may from now on be
- * shared and stored. 0; KVT_E_NO_SESSION; KVT_E_STATE; KVT_E_INVAL fewer than before, or more than
+/* The same for a group of the layout; KVT_E_INVAL: it has no such group. KVT_SESSION_NO_PAGE: the
+ * session needs none there. Of a window that is what lies before it; what the last
+ * kvt_session_filled() has moved out of it has no page any more. Of states only the last block of
+ * the sequence has a page, full or not, and those at whose ends it may have to come back: there the
+ * engine keeps the state after the block's last token (of a partial last block: after the last one
+ * that is filled), and goes on from it in the next page. */
+long kvt_session_group_pages(struct kvt_session_mgr *mgr, kvt_session_id id, uint16_t group,
+                             size_t first, uint32_t *pages, size_t n);
+
+/* Say that the pages of every group hold the KV, or the state, of the first `tokens` tokens. Full
+ * blocks may from now on be shared and stored. 0; KVT_E_NO_SESSION; KVT_E_STATE; KVT_E_INVAL fewer than before, or more than
  * there are. */
 int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
@@ -170,8 +204,9 @@ int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t 
  * same way again. Afterwards kvt_session_get_info() says how many of the tokens are filled: all,
  * or, when the cut is inside a block that others use too or that is not exact, those before it; the
  * engine fills the rest again, in a page that kvt_session_pages() names.
- * 0; KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING; KVT_E_INVAL more than there are; -EAGAIN and
- * KVT_E_LIMIT as kvt_session_resume(): a block in use needs a page of its own. */
+ * 0; KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING, or active, and a window or state that the cut
+ * needs is not in L0 any more: go idle, cut, resume; KVT_E_INVAL more than there are; -EAGAIN and
+ * KVT_E_LIMIT as kvt_session_resume(): a block in use needs pages of its own. */
 int kvt_session_truncate(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
 /* The engine is done with the session for now. Tokens that were not filled are cut off its end. Its
@@ -209,7 +244,12 @@ struct kvt_session_block {
 int kvt_session_get_block(struct kvt_session_mgr *mgr, kvt_session_id id, size_t index,
                           struct kvt_session_block *block);
 
-/* Counters, but for the first five. kvt_stats_each() has their sums over all managers of a cache,
+/* The same for a group of the layout. KVT_E_INVAL also: it has no such group. */
+int kvt_session_get_group_block(struct kvt_session_mgr *mgr, kvt_session_id id, uint16_t group,
+                                size_t index, struct kvt_session_block *block);
+
+/* Counters, but for the first five; pages, and blocks that are loaded, stored or evicted, are those
+ * of all groups. kvt_stats_each() has their sums over all managers of a cache,
  * as "session.*". */
 struct kvt_session_stats {
     size_t struct_size;

@@ -149,7 +149,8 @@ class kvt_session_mgr_opts(C.Structure):
                 ("window_level", C.c_int), ("level", C.c_int), ("sessions_max", C.c_uint32),
                 ("tokens_max", C.c_uint32), ("blocks_max", C.c_uint32),
                 ("first_page", C.c_uint32), ("page_count", C.c_uint32),
-                ("scratch_pages", C.c_uint32), ("shard", C.c_uint32)]
+                ("scratch_pages", C.c_uint32), ("shard", C.c_uint32),
+                ("groups", C.c_void_p), ("group_count", C.c_uint32), ("reserved", C.c_uint32)]
 
 
 class kvt_session_resume_opts(C.Structure):
@@ -266,7 +267,8 @@ int kvt_session_get_info(struct kvt_session_mgr *, uint64_t, struct kvt_session_
 """
 # In the version map, and left out here on purpose.
 NOT_BOUND = ("kvt_map_entries", "kvt_map_payload_bytes", "kvt_encode_map", "kvt_decode_map",
-             "kvt_map_fit", "kvt_session_get_block")
+             "kvt_map_fit", "kvt_session_get_block",
+             "kvt_session_group_pages", "kvt_session_get_group_block")
 
 _TYPES = {
     "void": None, "int": C.c_int, "long": C.c_long, "double": C.c_double, "size_t": C.c_size_t,

@@ -22,8 +22,7 @@ static bool present(const struct view *view, size_t block)
     return tier != KVT_TIER_MISS && tier != KVT_TIER_PENDING;
 }
 
-/* The first block that a hit of `tokens` needs. */
-static size_t first_needed(const struct kvt_shape_group *shape, uint64_t tokens)
+size_t kvt_group_first_needed(const struct kvt_shape_group *shape, uint64_t tokens)
 {
     uint64_t end = tokens / shape->block_tokens;
     if (end == 0 || shape->kind == KVT_GROUP_FULL)
@@ -42,7 +41,7 @@ static bool serves(const struct view *view, uint64_t tokens)
     /* Of full attention only the leading run is known, and all of it is there. */
     if (view->shape->kind == KVT_GROUP_FULL)
         return true;
-    for (size_t block = end; block > first_needed(view->shape, tokens); block--)
+    for (size_t block = end; block > kvt_group_first_needed(view->shape, tokens); block--)
         if (!present(view, block - 1))
             return false;
     return true;
@@ -160,7 +159,7 @@ static long hit(struct kvt_ns *ns, struct kvt_group_chain *chains, size_t count,
         return rc;
     uint64_t tokens = longest(views, count, limit, step);
     for (size_t i = 0; i < count && tokens > 0; i++) {
-        chains[i].first = first_needed(views[i].shape, tokens);
+        chains[i].first = kvt_group_first_needed(views[i].shape, tokens);
         chains[i].count = tokens / views[i].shape->block_tokens - chains[i].first;
     }
     return (long)tokens;

@@ -55,6 +55,9 @@ __attribute__((warn_unused_result)) int kvt_shape_group_init(struct kvt_shape_gr
                                                              uint16_t group);
 void kvt_shape_group_free(struct kvt_shape_group *shape);
 
+/* groups.c: the first block of the group that a hit of `tokens` needs. */
+size_t kvt_group_first_needed(const struct kvt_shape_group *shape, uint64_t tokens);
+
 /* A mixed map of these levels (packed, `entries` of them); NULL: no memory, or not a map of this
  * group. A record of it may be larger than a raw one: then raw is better in every way. */
 struct kvt_map *kvt_map_new(const struct kvt_shape_group *shape, const uint8_t *levels);

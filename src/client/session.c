@@ -1,7 +1,8 @@
 /* One session: tokens and their keys, the pages that the engine fills, the window, going idle.
  *
- * A session holds a node for each full block that is filled; blocks behind those have pages of the
- * session's own. While it is idle it has no pages: its nodes have them, or had.
+ * A session holds a node for each full block that is filled, and of each group the cells from
+ * `from` on; blocks behind those have pages of the session's own. While it is idle it has no pages:
+ * its cells have them, or had.
  * Threads: any; each call takes the manager's lock. Only kvt_session_open() allocates, and hashing.
  */
 #include <errno.h>
@@ -44,29 +45,40 @@ void kvt_session_attach(struct kvt_session_mgr *mgr, struct kvt_session *s, uint
     s->node[index] = at;
     s->blocks = index + 1;
     node->refs++;
-    node->fails = 0;
     node->stored |= !s->no_store;
-    if (s->state != KVT_SESSION_IDLE)
-        node->active++;
     if (index >= s->window_from)
         node->windows++;
     else
         node->beyond = true;
-    kvt_snode_lru(mgr, at);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        struct kvt_scell *cell = kvt_scell_at(mgr, at, g);
+        cell->fails = 0;
+        if (index < s->from[g])
+            continue;
+        cell->holders++;
+        cell->pinned += s->state != KVT_SESSION_IDLE;
+        kvt_scell_lru(mgr, kvt_scell_of(mgr, at, g));
+    }
 }
 
 void kvt_session_detach_last(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
     uint32_t index = --s->blocks, at = s->node[index];
     struct kvt_snode *node = &mgr->nodes[at];
+    bool idle = s->state == KVT_SESSION_IDLE;
     node->refs--;
-    if (s->state != KVT_SESSION_IDLE)
-        node->active--;
     if (index >= s->window_from)
         node->windows--;
-    if (s->state != KVT_SESSION_IDLE)
-        kvt_snode_lru(mgr, at);
-    kvt_session_want_cool(mgr, at);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        struct kvt_scell *cell = kvt_scell_at(mgr, at, g);
+        if (index < s->from[g])
+            continue;
+        cell->holders--;
+        cell->pinned -= !idle;
+        if (!idle || !mgr->groups[g].full)
+            kvt_scell_lru(mgr, kvt_scell_of(mgr, at, g));
+    }
+    kvt_session_want_cool_all(mgr, at);
     kvt_snode_settle(mgr, at);
 }
 
@@ -77,7 +89,7 @@ void kvt_session_set_window(struct kvt_session_mgr *mgr, struct kvt_session *s, 
     for (uint32_t i = s->window_from; i < from && i < s->blocks; i++) {
         mgr->nodes[s->node[i]].windows--;
         mgr->nodes[s->node[i]].beyond = true;
-        kvt_session_want_cool(mgr, s->node[i]);
+        kvt_session_want_cool_all(mgr, s->node[i]);
     }
     for (uint32_t i = from; i < s->window_from && i < s->blocks; i++)
         mgr->nodes[s->node[i]].windows++;
@@ -124,14 +136,10 @@ int kvt_session_put_tokens(struct kvt_session_mgr *mgr, struct kvt_session *s,
 
 /* ---- appending ----------------------------------------------------------------------------- */
 
-static uint32_t blocks_of(const struct kvt_session_mgr *mgr, uint32_t tokens)
-{
-    return (tokens + mgr->block_tokens - 1) / mgr->block_tokens;
-}
-
 static int append(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint32_t *tokens,
                   size_t n)
 {
+    uint32_t need[KVT_GROUPS_MAX] = {0};
     if (s->state != KVT_SESSION_ACTIVE)
         return KVT_E_STATE;
     if (n == 0)
@@ -139,14 +147,20 @@ static int append(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint
     int rc = kvt_session_put_tokens(mgr, s, tokens, n);
     if (rc != 0)
         return rc;
-    uint32_t have = blocks_of(mgr, s->tokens), want = blocks_of(mgr, s->tokens + (uint32_t)n);
-    rc = kvt_session_make_room(mgr, want - have);
+    uint32_t total = s->tokens + (uint32_t)n;
+    uint32_t have = kvt_session_blocks_of(mgr, s->tokens), want = kvt_session_blocks_of(mgr, total);
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = have; i < want; i++)
+            need[g] += kvt_session_gives(mgr, g, i, total);
+    rc = kvt_session_make_room(mgr, need);
     if (rc != 0)
         return rc;
-    for (uint32_t i = have; i < want; i++)
-        s->page[i] = kvt_spage_take(mgr);
-    (void)kvt_pool_reset_origin(mgr->pool, s->page + have, want - have); /* they are the pool's */
-    s->tokens += (uint32_t)n;
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = have; i < want; i++)
+            *kvt_session_page(mgr, s, g, i) = kvt_session_gives(mgr, g, i, total)
+                                                  ? kvt_session_fresh_page(mgr, g)
+                                                  : KVT_NONE;
+    s->tokens = total;
     kvt_session_set_window(mgr, s, s->tokens);
     kvt_session_cool(mgr, false);
     return 0;
@@ -164,39 +178,25 @@ int kvt_session_append(struct kvt_session_mgr *mgr, kvt_session_id id, const uin
     return rc;
 }
 
-long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t first,
-                       uint32_t *pages, size_t n)
-{
-    int rc;
-    long count = KVT_E_STATE;
-    if (pages == NULL && n != 0)
-        return KVT_E_INVAL;
-    struct kvt_session *s = kvt_session_enter(mgr, id, &rc);
-    if (s == NULL)
-        return rc;
-    if (s->state == KVT_SESSION_ACTIVE ||
-        (s->state == KVT_SESSION_RESTORING && s->chunk_count > 0)) {
-        size_t have = blocks_of(mgr, s->tokens);
-        count = first >= have ? 0 : (long)KVT_MIN(n, have - first);
-        for (long i = 0; i < count; i++)
-            pages[i] = s->page[first + (size_t)i];
-    }
-    pthread_mutex_unlock(&mgr->lock);
-    return count;
-}
-
-/* A block has been filled: the node of its key gets the page, unless it has one already. */
+/* A block has been filled: the cells of its node get the pages, unless they have some already. */
 static void block_filled(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t i)
 {
     uint32_t at = kvt_snode_find(mgr, s->hash[i]);
+    bool twice = false;
     if (at == KVT_NONE)
         at = kvt_snode_add(mgr, s->hash[i], i ? s->node[i - 1] : KVT_NONE, i, KVT_NONE);
     kvt_session_attach(mgr, s, i, at);
-    if (mgr->nodes[at].page == KVT_NONE)
-        kvt_snode_set_page(mgr, at, s->page[i]);
-    else
-        mgr->stats.duplicates++; /* both are used until this session goes idle */
-    kvt_session_want_cool(mgr, at);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        uint32_t page = *kvt_session_page(mgr, s, g, i);
+        if (page == KVT_NONE) /* a state that is not kept */
+            continue;
+        if (kvt_scell_at(mgr, at, g)->page == KVT_NONE)
+            kvt_scell_set_page(mgr, kvt_scell_of(mgr, at, g), page);
+        else
+            twice = true; /* both are used until this session goes idle */
+    }
+    mgr->stats.duplicates += twice;
+    kvt_session_want_cool_all(mgr, at);
 }
 
 static int filled(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens)
@@ -213,6 +213,7 @@ static int filled(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t t
     for (uint32_t i = s->blocks; i < end; i++)
         block_filled(mgr, s, i);
     s->filled = tokens;
+    kvt_session_set_needs(mgr, s);
     kvt_session_cool(mgr, false);
     return 0;
 }
@@ -230,45 +231,69 @@ int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t 
 
 /* ---- idle ---------------------------------------------------------------------------------- */
 
-/* The page of a partial last block stays in L0 while there is room. */
+static void put_pages(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t from,
+                      uint32_t to)
+{
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = from; i < to; i++)
+            if (*kvt_session_page(mgr, s, g, i) != KVT_NONE)
+                kvt_spage_put(&mgr->groups[g], *kvt_session_page(mgr, s, g, i));
+}
+
+/* The pages of a partial last block stay in L0 while there is room, where every group has one. */
 static void keep_tail(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
-    uint32_t last = s->blocks;
+    uint32_t last = s->blocks, at = KVT_NONE;
+    bool whole = true;
     if (s->filled % mgr->block_tokens == 0)
         return;
-    uint32_t at = kvt_snode_add(mgr, NULL, last ? s->node[last - 1] : KVT_NONE, last,
-                                (uint32_t)(s - mgr->sessions));
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        whole = whole && *kvt_session_page(mgr, s, g, last) != KVT_NONE;
+    if (whole)
+        at = kvt_snode_add(mgr, NULL, last ? s->node[last - 1] : KVT_NONE, last,
+                           (uint32_t)(s - mgr->sessions));
     if (at == KVT_NONE) {
-        kvt_spage_put(mgr, s->page[last]);
+        put_pages(mgr, s, last, last + 1);
         mgr->stats.tails_lost++;
         s->filled = last * mgr->block_tokens;
         return;
     }
     mgr->nodes[at].refs = 1;
-    kvt_snode_set_page(mgr, at, s->page[last]);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        kvt_scell_at(mgr, at, g)->holders = 1;
+        kvt_scell_set_page(mgr, kvt_scell_of(mgr, at, g), *kvt_session_page(mgr, s, g, last));
+    }
     s->tail = at;
+}
+
+static void let_go(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t g, uint32_t i)
+{
+    struct kvt_scell *cell = kvt_scell_at(mgr, s->node[i], g);
+    uint32_t page = *kvt_session_page(mgr, s, g, i);
+    if (page != KVT_NONE && page != cell->page)
+        kvt_spage_put(&mgr->groups[g], page);
+    cell->pinned--;
+    kvt_scell_lru(mgr, kvt_scell_of(mgr, s->node[i], g));
 }
 
 void kvt_session_go_idle(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
     mgr->stats.cut_tokens += s->tokens - s->filled;
-    for (uint32_t i = blocks_of(mgr, s->filled); i < blocks_of(mgr, s->tokens); i++)
-        kvt_spage_put(mgr, s->page[i]);
+    put_pages(mgr, s, kvt_session_blocks_of(mgr, s->filled), kvt_session_blocks_of(mgr, s->tokens));
     s->tokens = s->filled;
     kvt_session_set_window(mgr, s, s->tokens);
     keep_tail(mgr, s);
-    for (uint32_t i = s->blocks; i-- > 0;) { /* children first: they are older in the list */
-        struct kvt_snode *node = &mgr->nodes[s->node[i]];
-        if (node->page != s->page[i])
-            kvt_spage_put(mgr, s->page[i]);
-        node->active--;
-        kvt_snode_lru(mgr, s->node[i]);
-    }
+    kvt_session_set_needs(mgr, s);
+    for (uint32_t i = s->blocks; i-- > 0;) /* children first: they are older in the list */
+        for (uint32_t g = 0; g < mgr->group_count; g++)
+            if (i >= s->from[g])
+                let_go(mgr, s, g, i);
     s->state = KVT_SESSION_IDLE;
     kvt_session_cool(mgr, true);
-    for (uint32_t i = s->blocks; i-- > 0;)
-        if (kvt_session_save_chain(mgr, s->node[i]) != 0)
-            break; /* tried again when its pages are wanted */
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = s->blocks; i-- > s->from[g];)
+            if (kvt_session_save_chain(mgr, kvt_scell_of(mgr, s->node[i], g)) != 0)
+                break; /* tried again when its pages are wanted */
 }
 
 int kvt_session_idle(struct kvt_session_mgr *mgr, kvt_session_id id)
@@ -293,8 +318,10 @@ static void arrays_free(struct kvt_session *s)
     free(s->hash);
     free(s->node);
     free(s->page);
+    free(s->got);
     s->token = s->node = s->page = NULL;
     s->hash = NULL;
+    s->got = NULL;
 }
 
 static int arrays_make(const struct kvt_session_mgr *mgr, struct kvt_session *s)
@@ -303,8 +330,9 @@ static int arrays_make(const struct kvt_session_mgr *mgr, struct kvt_session *s)
     s->token = calloc(mgr->opts.tokens_max, sizeof(*s->token));
     s->hash = calloc(blocks, sizeof(*s->hash));
     s->node = calloc(blocks, sizeof(*s->node));
-    s->page = calloc(blocks, sizeof(*s->page));
-    if (s->token != NULL && s->hash != NULL && s->node != NULL && s->page != NULL)
+    s->page = calloc(blocks * mgr->group_count, sizeof(*s->page));
+    s->got = calloc(blocks * mgr->group_count, sizeof(*s->got));
+    if (s->token != NULL && s->hash != NULL && s->node != NULL && s->page != NULL && s->got != NULL)
         return 0;
     arrays_free(s);
     return -ENOMEM;
@@ -326,7 +354,8 @@ static int session_make(struct kvt_session_mgr *mgr, const uint8_t root[32], kvt
     if (arrays_make(mgr, s) != 0)
         return -ENOMEM;
     memcpy(s->root, root, sizeof(s->root));
-    s->tail = s->restore_job = KVT_NONE;
+    s->tail = KVT_NONE;
+    memset(s->restore_job, 0xff, sizeof(s->restore_job)); /* KVT_NONE */
     s->plan.struct_size = sizeof(s->plan);
     s->state = KVT_SESSION_IDLE;
     mgr->stats.sessions++;
@@ -378,7 +407,7 @@ int kvt_session_close(struct kvt_session_mgr *mgr, kvt_session_id id)
             if (!kvt_session_meet_wait(mgr, s, -1))
                 break;
         } else {
-            struct kvt_sjob *job = &mgr->jobs[s->restore_job];
+            struct kvt_sjob *job = kvt_session_a_load(mgr, s);
             kvt_req_cancel(job->req);
             (void)kvt_sjob_wait(mgr, job, -1);
         }

@@ -2,62 +2,129 @@
  *
  * What goes is the session's hold on the blocks behind the cut; blocks and records stay for others,
  * and for a session that takes the same way again. A cut inside a full block: the block is shared
- * and read only, so an active session goes on in a page of its own, whose first rows the engine has
- * to fill again, unless nobody else needs the block: then its page is the session's from now on.
+ * and read only, so an active session goes on in pages of its own, whose first rows the engine has
+ * to fill again, unless nobody else needs the block: then its pages are the session's from now on.
+ * A window group, or one of states, has passed what is far behind: where it is not in L0 any more,
+ * an active session cannot be cut; an idle one can, and its resume finds what there is.
  * Threads: any; under the manager's lock.
  */
 #include "base/checked.h"
 #include "client/session_internal.h"
 
-/* The page that the session uses for its last full block, when the session alone has it: out of the
- * node, and writable. KVT_NONE: others need it, or may; or it came from a coarse record, and the
- * block would become a mixture of that and of what the engine writes. */
-static uint32_t page_of_its_own(struct kvt_session_mgr *mgr, const struct kvt_session *s)
+/* Whether the session alone has the pages of its last full block, and they may be written. Not when
+ * others need them, or may; nor when one came from a coarse record: the block would become a mixture
+ * of that and of what the engine writes; nor can a state be taken back. */
+static bool its_own(const struct kvt_session_mgr *mgr, const struct kvt_session *s)
 {
     uint32_t last = s->blocks - 1;
-    struct kvt_snode *node = &mgr->nodes[s->node[last]];
-    if (s->page[last] != node->page) /* two computed the block at the same time: this one is ours */
-        return s->page[last];
-    if (node->refs > 1 || node->resident > 0 || node->busy ||
-        atomic_load_explicit(&mgr->pool->origin[node->page], memory_order_relaxed) != 0)
-        return KVT_NONE;
-    return kvt_snode_take_page(mgr, s->node[last]);
+    const struct kvt_snode *node = &mgr->nodes[s->node[last]];
+    if (mgr->states)
+        return false;
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        const struct kvt_scell *cell = kvt_scell_at(mgr, s->node[last], g);
+        uint32_t page = *kvt_session_page(mgr, s, g, last);
+        if (last < s->from[g] || page == KVT_NONE)
+            return false;
+        if (page != cell->page) /* two computed the block at the same time: this one is ours */
+            continue;
+        if (node->refs > 1 || cell->resident > 0 || cell->busy ||
+            kvt_session_origin(mgr, g, page) != 0)
+            return false;
+    }
+    return true;
 }
 
-/* The last full block of an active session goes; its page too, where that is the session's. */
+/* The pages of the last full block become the session's, out of its cells. */
+static void take_its_own(struct kvt_session_mgr *mgr, struct kvt_session *s)
+{
+    uint32_t last = s->blocks - 1;
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        if (*kvt_session_page(mgr, s, g, last) == kvt_scell_at(mgr, s->node[last], g)->page)
+            (void)kvt_scell_take_page(mgr, kvt_scell_of(mgr, s->node[last], g));
+}
+
+/* The last full block of an active session goes; its pages too, where they are the session's. */
 static void drop_block(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
     uint32_t last = s->blocks - 1;
-    if (s->page[last] != mgr->nodes[s->node[last]].page)
-        kvt_spage_put(mgr, s->page[last]);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        uint32_t page = *kvt_session_page(mgr, s, g, last);
+        if (page != KVT_NONE && page != kvt_scell_at(mgr, s->node[last], g)->page)
+            kvt_spage_put(&mgr->groups[g], page);
+    }
     kvt_session_detach_last(mgr, s);
+}
+
+static void put_pages(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t from,
+                      uint32_t to)
+{
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = from; i < to; i++)
+            if (*kvt_session_page(mgr, s, g, i) != KVT_NONE)
+                kvt_spage_put(&mgr->groups[g], *kvt_session_page(mgr, s, g, i));
+}
+
+/* Whether block i of group g gets a page now that it had none: a state is kept there from now on.
+ * Not inside a block that is filled in part: the state after that part is in no page. */
+static bool lacks(const struct kvt_session_mgr *mgr, const struct kvt_session *s, uint32_t g,
+                  uint32_t i, uint32_t tokens)
+{
+    return *kvt_session_page(mgr, s, g, i) == KVT_NONE && i * mgr->block_tokens >= s->filled &&
+           kvt_session_gives(mgr, g, i, tokens);
+}
+
+/* Pages that the engine has to get: one of each group for a cut inside a full block, and those that
+ * it lacks. */
+static void pages_wanted(const struct kvt_session_mgr *mgr, const struct kvt_session *s,
+                         uint32_t tokens, bool inside, uint32_t *need)
+{
+    uint32_t want = kvt_session_blocks_of(mgr, tokens);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        need[g] = inside;
+        for (uint32_t i = s->blocks; i < want; i++)
+            need[g] += lacks(mgr, s, g, i, tokens);
+    }
+}
+
+static void fill_gaps(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens)
+{
+    uint32_t want = kvt_session_blocks_of(mgr, tokens);
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = s->blocks; i < want; i++)
+            if (lacks(mgr, s, g, i, tokens))
+                *kvt_session_page(mgr, s, g, i) = kvt_session_fresh_page(mgr, g);
 }
 
 static int cut_active(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens)
 {
     uint32_t unit = mgr->block_tokens, keep = tokens / unit;
-    uint32_t have = (s->tokens + unit - 1) / unit, want = (tokens + unit - 1) / unit;
-    uint32_t page = KVT_NONE;
+    uint32_t have = kvt_session_blocks_of(mgr, s->tokens);
+    uint32_t want = kvt_session_blocks_of(mgr, tokens);
+    uint32_t need[KVT_GROUPS_MAX];
     bool inside = keep < s->blocks && tokens % unit != 0; /* of a full block */
-    if (inside) { /* whatever page it gets in the end, there is one: then nothing can fail */
-        int rc = kvt_session_make_room(mgr, 1);
-        if (rc != 0)
-            return rc;
-    }
-    for (uint32_t i = KVT_MAX(want, s->blocks); i < have; i++)
-        kvt_spage_put(mgr, s->page[i]);
+    if (tokens < s->filled && !kvt_session_serves(mgr, s, keep, kvt_session_has_page))
+        return KVT_E_STATE;
+    pages_wanted(mgr, s, tokens, inside, need); /* there are some: then nothing can fail */
+    int rc = kvt_session_make_room(mgr, need);
+    if (rc != 0)
+        return rc;
+    if (tokens < s->filled && !kvt_session_serves(mgr, s, keep, kvt_session_has_page))
+        return KVT_E_STATE; /* room was made just there */
+    fill_gaps(mgr, s, tokens);
+    put_pages(mgr, s, KVT_MAX(want, s->blocks), have);
     while (s->blocks > keep + inside)
         drop_block(mgr, s);
+    if (tokens < s->filled && mgr->states && tokens % unit != 0)
+        s->filled = keep * unit; /* a state cannot be taken back */
     s->filled = KVT_MIN(s->filled, tokens);
-    if (inside) {
-        page = page_of_its_own(mgr, s);
+    if (inside && its_own(mgr, s)) {
+        take_its_own(mgr, s);
         kvt_session_detach_last(mgr, s);
-        if (page == KVT_NONE) {
-            page = kvt_spage_take(mgr);
-            (void)kvt_pool_reset_origin(mgr->pool, &page, 1);
-            s->filled = keep * unit;
-        }
-        s->page[keep] = page;
+    } else if (inside) {
+        drop_block(mgr, s);
+        for (uint32_t g = 0; g < mgr->group_count; g++)
+            *kvt_session_page(mgr, s, g, keep) = kvt_session_fresh_page(mgr, g);
+        s->filled = keep * unit;
     }
     return 0;
 }
@@ -66,7 +133,9 @@ static int cut_active(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32
 static void cut_idle(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens)
 {
     uint32_t unit = mgr->block_tokens, keep = tokens / unit;
-    if (tokens > s->blocks * unit) { /* inside the partial block, or behind what is kept at all */
+    if (mgr->states && tokens < s->filled)
+        kvt_session_drop_tail(mgr, s, true); /* a state cannot be taken back */
+    else if (tokens > s->blocks * unit) { /* inside the partial block, or behind what is kept */
         s->filled = KVT_MIN(s->filled, tokens);
         return;
     }
@@ -94,6 +163,7 @@ static int cut(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t toke
     mgr->stats.truncated_tokens += s->tokens - tokens;
     s->tokens = tokens;
     kvt_session_set_window(mgr, s, tokens);
+    kvt_session_set_needs(mgr, s);
     kvt_session_cool(mgr, false);
     return 0;
 }

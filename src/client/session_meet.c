@@ -14,6 +14,7 @@
  *     |  called off, late, missing            computed
  *     `---------------------> LOST -------------------------> nodes
  *
+ * Layouts of one group of full attention only: page, cell and node numbers are those of group 0.
  * Threads: any; under the manager's lock, which is given up while a load is waited for.
  */
 #include <errno.h>
@@ -98,8 +99,8 @@ void kvt_session_chunk_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job,
         s->plan.reason = status[run];
     for (uint32_t i = run; i < n; i++) {
         uint32_t at = kvt_snode_find(mgr, s->hash[chunk->from + i]);
-        if (at != KVT_NONE && status[i] == KVT_E_MISS && !mgr->nodes[at].busy)
-            mgr->nodes[at].record = KVT_SESSION_RECORD_NONE;
+        if (at != KVT_NONE && status[i] == KVT_E_MISS && !mgr->cells[at].busy)
+            mgr->cells[at].record = KVT_SESSION_RECORD_NONE;
     }
 }
 
@@ -134,13 +135,13 @@ static bool put_block(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32
             return false;
         kvt_session_attach(mgr, s, i, at);
     }
-    struct kvt_snode *node = &mgr->nodes[s->node[i]];
-    if (node->page != KVT_NONE) {
+    struct kvt_scell *cell = &mgr->cells[s->node[i]];
+    if (cell->page != KVT_NONE) {
         mgr->stats.duplicates++;
     } else {
         if (loaded)
-            node->record = kvt_session_record_of(mgr, i, s->page[i]);
-        kvt_snode_set_page(mgr, s->node[i], s->page[i]);
+            cell->record = kvt_session_record_of(mgr, 0, i, s->page[i]);
+        kvt_scell_set_page(mgr, s->node[i], s->page[i]);
     }
     kvt_session_want_cool(mgr, s->node[i]);
     return true;

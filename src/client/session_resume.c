@@ -2,15 +2,18 @@
  *
  *   [0, a) in L0        nodes with pages: used as they are
  *   [a, c)              empty but for a cut: the engine computes it meanwhile (session_meet.c)
- *   [c, b) in the store looked up as one chain, loaded into pages of the session
+ *   [c, b) in the store looked up, loaded into pages of the session
  *   [b, ..)             pages of the session, for the engine to fill
  *
- * What of the run that the store has is loaded says kvt_plan().
+ * With several groups a is how far L0 alone can serve every group, and b how far L0 and the store
+ * can together: a block of any group that such a prefix needs is shared where L0 has it, and loaded
+ * where it does not, also before a. What of the run that the store has is loaded says kvt_plan();
+ * of several groups all that a prefix needs is, or nothing.
  *
- * When the load ends, its leading run of good blocks becomes nodes like any others; blocks behind
- * the first bad one are the engine's. A partial last block whose page is still there counts as
- * filled if all before it is. A refused call leaves the session as it was.
- * Threads: any; under the manager's lock, also over the round trip of the lookup.
+ * A partial last block whose pages are still there counts as filled if all before it is. A refused
+ * call leaves the session as it was. session_look.c finds a, b and c, session_landed.c has what
+ * becomes of the loads.
+ * Threads: any; under the manager's lock, also over the round trips of lookups.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,252 +21,213 @@
 #include "base/checked.h"
 #include "client/session_internal.h"
 
-struct resume { /* a call in progress */
-    struct kvt_session_mgr *mgr;
-    struct kvt_session *s;
-    uint32_t total;  /* tokens */
-    uint32_t before; /* blocks that the session holds already */
-    uint32_t a, c, b;
-    uint32_t blocks; /* of total, the last one partial or not */
-    uint32_t disk;   /* blocks of [c, b) */
-    struct kvt_plan plan;
-    bool tail; /* the partial last block is in L0, and stays */
-};
+/* ---- holding what is there ----------------------------------------------------------------- */
 
-static uint32_t resident_run(const struct resume *r, uint32_t limit)
-{
-    const struct kvt_session_mgr *mgr = r->mgr;
-    uint32_t i = 0;
-    for (; i < limit; i++) {
-        uint32_t at = i < r->before ? r->s->node[i] : kvt_snode_find(mgr, r->s->hash[i]);
-        if (at == KVT_NONE || mgr->nodes[at].page == KVT_NONE)
-            break;
-    }
-    return i;
-}
-
-/* From here on nobody takes the pages of what it holds. */
-static void activate(struct resume *r)
-{
-    struct kvt_session_mgr *mgr = r->mgr;
-    r->s->state = KVT_SESSION_RESTORING;
-    for (uint32_t i = 0; i < r->before; i++) {
-        mgr->nodes[r->s->node[i]].active++;
-        mgr->nodes[r->s->node[i]].fails = 0;
-        kvt_snode_lru(mgr, r->s->node[i]);
-    }
-    for (uint32_t i = r->before; i < r->a; i++)
-        kvt_session_attach(mgr, r->s, i, kvt_snode_find(mgr, r->s->hash[i]));
-    if (r->tail) {
-        mgr->nodes[r->s->tail].active = 1;
-        kvt_snode_lru(mgr, r->s->tail);
-    }
-}
-
-static void deactivate(struct resume *r)
-{
-    struct kvt_session_mgr *mgr = r->mgr;
-    while (r->s->blocks > r->before)
-        kvt_session_detach_last(mgr, r->s);
-    if (r->tail) {
-        mgr->nodes[r->s->tail].active = 0;
-        kvt_snode_lru(mgr, r->s->tail);
-    }
-    for (uint32_t i = r->before; i-- > 0;) {
-        mgr->nodes[r->s->node[i]].active--;
-        kvt_snode_lru(mgr, r->s->node[i]);
-    }
-    r->s->state = KVT_SESSION_IDLE;
-}
-
-/* How many blocks from a on the store has. */
-static void look(struct resume *r, uint32_t limit)
-{
-    struct kvt_session_mgr *mgr = r->mgr;
-    uint32_t n = limit > r->a ? limit - r->a : 0;
-    const struct kvt_lookup_opts opts = {.struct_size = sizeof(opts), .roots = mgr->roots};
-    n = KVT_MIN(n, (uint32_t)mgr->ns->cache->settings->request_blocks_max);
-    r->b = r->a;
-    for (uint32_t i = 0; i < n; i++)
-        mgr->keys[i] = kvt_session_key(mgr, r->s->hash[r->a + i]);
-    long found = n == 0 ? 0 : kvt_lookup(mgr->ns, mgr->keys, n, &opts, mgr->tiers);
-    r->b += found > 0 ? (uint32_t)found : 0; /* an error: nothing can be had */
-}
-
-/* What of [a, b) pays. A question that is refused is answered "nothing". */
-static void weigh(struct resume *r, const struct kvt_session_resume_opts *opts)
-{
-    struct kvt_session_mgr *mgr = r->mgr;
-    const struct kvt_plan_query query = {.struct_size = sizeof(query),
-                                         .tiers = mgr->tiers,
-                                         .roots = mgr->roots,
-                                         .n = r->b - r->a,
-                                         .first_tokens = (uint64_t)r->a * mgr->block_tokens,
-                                         .prompt_tokens = r->total,
-                                         .gpu_busy = opts != NULL ? opts->gpu_busy : 0,
-                                         .group = mgr->ns->shape->groups[0].group,
-                                         .cut = opts != NULL ? (uint16_t)opts->cut : 0};
-    struct kvt_plan plan = {.struct_size = sizeof(plan)};
-    if (kvt_plan(mgr->ns, &query, &plan) != 0)
-        plan = (struct kvt_plan){.reason = KVT_PLAN_NO_BLOCKS};
-    r->plan = plan;
-    r->c = r->a + (plan.count > 0 ? plan.first : 0);
-    r->b = r->c + plan.count;
-    for (uint32_t i = r->c - r->a; i < r->b - r->a; i++)
-        r->disk += mgr->tiers[i] != KVT_TIER_DRAM;
-}
-
-void kvt_session_drop_tail(struct kvt_session_mgr *mgr, struct kvt_session *s, bool free_page)
+void kvt_session_drop_tail(struct kvt_session_mgr *mgr, struct kvt_session *s, bool free_pages)
 {
     if (s->tail == KVT_NONE)
         return;
-    uint32_t page = kvt_snode_take_page(mgr, s->tail);
-    if (free_page)
-        kvt_spage_put(mgr, page);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        uint32_t page = kvt_scell_take_page(mgr, kvt_scell_of(mgr, s->tail, g));
+        if (free_pages)
+            kvt_spage_put(&mgr->groups[g], page);
+    }
     mgr->nodes[s->tail].refs = 0;
     kvt_snode_settle(mgr, s->tail);
     s->tail = KVT_NONE;
 }
 
-static int take_pages(struct resume *r)
+/* From here on nobody takes the pages of what a prefix of a blocks needs, nor of what is used of
+ * the others. */
+static void activate(struct kvt_resume *r)
 {
     struct kvt_session_mgr *mgr = r->mgr;
-    int rc = kvt_session_make_room(mgr, r->blocks - r->a - r->tail);
+    struct kvt_session *s = r->s;
+    uint32_t end = r->a;
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        r->old_from[g] = s->from[g];
+        kvt_session_hold_from(mgr, s, g, kvt_session_needs(mgr, g, r->a));
+        for (uint32_t i = r->b; i > end; i--)
+            if (kvt_resume_shared(r, g, i - 1))
+                end = i;
+    }
+    s->state = KVT_SESSION_RESTORING;
+    for (uint32_t i = 0; i < r->before; i++) {
+        for (uint32_t g = 0; g < mgr->group_count; g++) {
+            kvt_scell_at(mgr, s->node[i], g)->fails = 0;
+            if (i < s->from[g])
+                continue;
+            kvt_scell_at(mgr, s->node[i], g)->pinned++;
+            kvt_scell_lru(mgr, kvt_scell_of(mgr, s->node[i], g));
+        }
+    }
+    for (uint32_t i = r->before; i < end; i++)
+        kvt_session_attach(mgr, s, i, kvt_snode_find(mgr, s->hash[i]));
+    if (r->tail)
+        kvt_session_pin_tail(mgr, s, true);
+}
+
+static void deactivate(struct kvt_resume *r)
+{
+    struct kvt_session_mgr *mgr = r->mgr;
+    struct kvt_session *s = r->s;
+    while (s->blocks > r->before)
+        kvt_session_detach_last(mgr, s);
+    if (r->tail)
+        kvt_session_pin_tail(mgr, s, false);
+    for (uint32_t i = r->before; i-- > 0;) {
+        for (uint32_t g = 0; g < mgr->group_count; g++) {
+            if (i < s->from[g])
+                continue;
+            kvt_scell_at(mgr, s->node[i], g)->pinned--;
+            kvt_scell_lru(mgr, kvt_scell_of(mgr, s->node[i], g));
+        }
+    }
+    s->state = KVT_SESSION_IDLE;
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        kvt_session_hold_from(mgr, s, g, r->old_from[g]);
+}
+
+/* ---- pages --------------------------------------------------------------------------------- */
+
+/* What the session's page of block i of group g is to be. */
+enum source { NO_PAGE, SHARED_PAGE, TAIL_PAGE, LOADED_PAGE, FRESH_PAGE };
+
+static enum source source_of(const struct kvt_resume *r, uint32_t g, uint32_t i)
+{
+    if (i < r->s->from[g])
+        return NO_PAGE;
+    if (i < r->b && kvt_resume_shared(r, g, i))
+        return SHARED_PAGE;
+    if (i < r->c) /* the engine's, by a cut */
+        return FRESH_PAGE;
+    if (i < r->b)
+        return kvt_resume_to_load(r, g, i) ? LOADED_PAGE : NO_PAGE;
+    if (r->tail && i == r->before)
+        return TAIL_PAGE;
+    return kvt_session_gives(r->mgr, g, i, r->total) ? FRESH_PAGE : NO_PAGE;
+}
+
+static int take_pages(struct kvt_resume *r)
+{
+    struct kvt_session_mgr *mgr = r->mgr;
+    struct kvt_session *s = r->s;
+    uint32_t need[KVT_GROUPS_MAX] = {0};
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = 0; i < r->blocks; i++)
+            need[g] += source_of(r, g, i) >= LOADED_PAGE;
+    int rc = kvt_session_make_room(mgr, need);
     if (rc != 0)
         return rc;
-    for (uint32_t i = 0; i < r->blocks; i++)
-        r->s->page[i] = i < r->a                    ? mgr->nodes[r->s->node[i]].page
-                        : r->tail && i == r->before ? mgr->nodes[r->s->tail].page
-                                                    : kvt_spage_take(mgr);
-    return kvt_pool_reset_origin(mgr->pool, r->s->page + r->a, r->blocks - r->a);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        for (uint32_t i = 0; i < r->blocks; i++) {
+            enum source source = source_of(r, g, i);
+            uint32_t *page = kvt_session_page(mgr, s, g, i);
+            *kvt_session_got(mgr, s, g, i) = source == SHARED_PAGE   ? KVT_SGOT_SHARED
+                                             : source == LOADED_PAGE ? KVT_SGOT_WANTED
+                                                                     : KVT_SGOT_OWN;
+            *page = source == NO_PAGE       ? KVT_NONE
+                    : source == SHARED_PAGE ? kvt_scell_at(mgr, s->node[i], g)->page
+                    : source == TAIL_PAGE   ? kvt_scell_at(mgr, s->tail, g)->page
+                                            : kvt_session_fresh_page(mgr, g);
+        }
+    }
+    return 0;
 }
 
-static void give_pages(struct resume *r)
+static void give_pages(struct kvt_resume *r)
 {
-    for (uint32_t i = r->a; i < r->blocks; i++)
-        if (!r->tail || i != r->before)
-            kvt_spage_put(r->mgr, r->s->page[i]);
+    for (uint32_t g = 0; g < r->mgr->group_count; g++)
+        for (uint32_t i = 0; i < r->blocks; i++)
+            if (source_of(r, g, i) >= LOADED_PAGE)
+                kvt_spage_put(&r->mgr->groups[g], *kvt_session_page(r->mgr, r->s, g, i));
 }
+
+/* ---- loading ------------------------------------------------------------------------------- */
 
 /* Absent: the plan's, so that a load that is too slow costs little. */
-static int64_t deadline(const struct resume *r, const struct kvt_session_resume_opts *opts)
+static int64_t deadline(const struct kvt_resume *r, const struct kvt_session_resume_opts *opts)
 {
     if (opts != NULL && opts->deadline_ns != 0)
         return opts->deadline_ns;
     return r->plan.deadline_s > 0 ? (int64_t)(r->plan.deadline_s * 1e9) + 1 : 0;
 }
 
-static int load(struct resume *r, const struct kvt_session_resume_opts *opts)
+static int load_cut(struct kvt_resume *r, const struct kvt_session_resume_opts *opts)
 {
     struct kvt_session_mgr *mgr = r->mgr;
-    struct kvt_load_opts load = {.struct_size = sizeof(load)};
-    if (r->c > r->a) {
-        /* beside the engine: they are of use as long as it computes */
-        int64_t late = opts != NULL && opts->deadline_ns != 0 ? opts->deadline_ns
-                       : r->plan.deadline_s > 0 ? (int64_t)(r->plan.recompute_s * 1e9) + 1
-                                                : 0;
-        r->s->load_from = r->c;
-        r->s->load_to = r->b;
-        r->s->load_s = r->plan.load_s / (r->b - r->c);
-        return kvt_session_meet_begin(mgr, r->s, mgr->keys + (r->c - r->a), late);
+    /* beside the engine: they are of use as long as it computes */
+    int64_t late = opts != NULL && opts->deadline_ns != 0 ? opts->deadline_ns
+                   : r->plan.deadline_s > 0 ? (int64_t)(r->plan.recompute_s * 1e9) + 1
+                                            : 0;
+    for (uint32_t i = r->c; i < r->b; i++)
+        mgr->keys[i - r->c] = kvt_session_key(mgr, 0, r->s->hash[i]);
+    r->s->load_from = r->c;
+    r->s->load_to = r->b;
+    r->s->load_s = r->plan.load_s / (r->b - r->c);
+    return kvt_session_meet_begin(mgr, r->s, mgr->keys, late);
+}
+
+static int load_group(struct kvt_resume *r, uint32_t g, int64_t deadline_ns)
+{
+    struct kvt_session_mgr *mgr = r->mgr;
+    struct kvt_session *s = r->s;
+    struct kvt_load_opts opts = {.struct_size = sizeof(opts), .deadline_ns = deadline_ns};
+    uint32_t n = 0, *ids = mgr->path;
+    for (uint32_t i = s->from[g]; i < r->b; i++) {
+        if (*kvt_session_got(mgr, s, g, i) != KVT_SGOT_WANTED)
+            continue;
+        mgr->keys[n] = kvt_session_key(mgr, g, s->hash[i]);
+        ids[n++] = *kvt_session_page(mgr, s, g, i);
     }
+    if (n == 0)
+        return 0;
     struct kvt_sjob *job = kvt_sjob_take(mgr, KVT_SJOB_RESTORE);
-    if (job == NULL) {
-        mgr->stats.refused_busy++;
+    if (job == NULL)
         return -EAGAIN;
-    }
-    load.deadline_ns = deadline(r, opts);
-    int rc =
-        kvt_load(mgr->ns, mgr->pool, mgr->keys, r->s->page + r->a, r->b - r->a, &load, &job->req);
+    int rc = kvt_load(mgr->ns, mgr->pool, mgr->keys, ids, n, &opts, &job->req);
     if (rc != 0) {
-        mgr->stats.refused_busy += rc == -EAGAIN;
         kvt_sjob_put(mgr, job);
         return rc;
     }
-    job->session = (uint32_t)(r->s - mgr->sessions);
-    r->s->restore_job = (uint32_t)(job - mgr->jobs);
+    job->session = (uint32_t)(s - mgr->sessions);
+    job->group = g;
+    s->restore_job[g] = (uint32_t)(job - mgr->jobs);
+    s->loads++;
     return 0;
 }
 
-/* Blocks [load_from, end) are in the session's pages: make them nodes. Returns their end. */
-static uint32_t adopt(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t end)
+/* One load for each group. What one group cannot be asked for after another has been is as if it
+ * had not come. */
+static int load(struct kvt_resume *r, const struct kvt_session_resume_opts *opts)
 {
-    for (uint32_t i = s->load_from; i < end; i++) {
-        if (i >= s->blocks) {
-            uint32_t at = kvt_snode_find(mgr, s->hash[i]);
-            if (at == KVT_NONE)
-                at = kvt_snode_add(mgr, s->hash[i], i ? s->node[i - 1] : KVT_NONE, i, KVT_NONE);
-            if (at == KVT_NONE)
-                return i;
-            kvt_session_attach(mgr, s, i, at);
-        }
-        struct kvt_snode *node = &mgr->nodes[s->node[i]];
-        if (node->page != KVT_NONE) { /* another session was faster */
-            kvt_spage_put(mgr, s->page[i]);
-            s->page[i] = node->page;
-            mgr->stats.shared++;
+    struct kvt_session_mgr *mgr = r->mgr;
+    int rc = 0;
+    r->s->loads = 0;
+    if (r->c > r->a)
+        return load_cut(r, opts);
+    for (uint32_t g = 0; g < mgr->group_count; g++) {
+        rc = load_group(r, g, deadline(r, opts));
+        if (rc == 0)
             continue;
-        }
-        node->record = kvt_session_record_of(mgr, i, s->page[i]);
-        kvt_snode_set_page(mgr, s->node[i], s->page[i]);
+        mgr->stats.refused_busy += rc == -EAGAIN;
+        if (r->s->loads == 0)
+            return rc;
+        r->refused = rc;
+        for (uint32_t i = r->s->from[g]; i < r->b; i++)
+            if (*kvt_session_got(mgr, r->s, g, i) == KVT_SGOT_WANTED)
+                *kvt_session_got(mgr, r->s, g, i) = KVT_SGOT_OWN;
     }
-    return end;
+    return 0;
 }
 
-void kvt_session_activate(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t end,
-                          uint32_t loaded)
-{
-    uint32_t unit = mgr->block_tokens, blocks = (s->tokens + unit - 1) / unit;
-    bool all = end == s->load_to;
-    while (s->blocks > end)
-        kvt_session_detach_last(mgr, s);
-    (void)kvt_pool_reset_origin(mgr->pool, s->page + end, blocks - end); /* the engine's now */
-    s->filled = all && s->tail_filled > end * unit ? s->tail_filled : end * unit;
-    s->state = KVT_SESSION_ACTIVE;
-    s->restore_job = KVT_NONE;
-    s->chunk_count = 0;
-    s->plan.recompute = s->tokens - s->filled;
-    mgr->stats.resumed++;
-    mgr->stats.blocks_loaded += loaded;
-    kvt_session_set_window(mgr, s, s->tokens);
-    for (uint32_t i = 0; i < s->blocks; i++)
-        kvt_session_want_cool(mgr, s->node[i]);
-    kvt_session_cool(mgr, false);
-}
+/* ---- the call ------------------------------------------------------------------------------ */
 
-/* The load of [load_from, load_to) has ended; blocks up to `end` came. */
-static void finish(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t end)
+static void planned(struct kvt_resume *r)
 {
-    end = adopt(mgr, s, end);
-    mgr->stats.load_short += s->load_to - end;
-    kvt_session_activate(mgr, s, end, end - s->load_from);
-}
-
-void kvt_session_restore_done(struct kvt_session_mgr *mgr, struct kvt_sjob *job,
-                              const int32_t *status)
-{
-    struct kvt_session *s = &mgr->sessions[job->session];
-    struct kvt_req_report report = {.struct_size = sizeof(report)};
-    uint32_t n = s->load_to - s->load_from, run = 0;
-    while (run < n && status[run] == 0)
-        run++;
-    s->plan.reason = run < n ? status[run] : 0;
-    for (uint32_t i = run; i < n; i++) {
-        uint32_t at = kvt_snode_find(mgr, s->hash[s->load_from + i]);
-        if (at != KVT_NONE && status[i] == KVT_E_MISS && !mgr->nodes[at].busy)
-            mgr->nodes[at].record = KVT_SESSION_RECORD_NONE;
-    }
-    if (kvt_req_report(job->req, &report) == 0) {
-        s->plan.from_dram = KVT_MIN((uint32_t)report.blocks_dram, run) * mgr->block_tokens;
-        s->plan.from_disk = run * mgr->block_tokens - s->plan.from_dram;
-    }
-    finish(mgr, s, s->load_from + run);
-}
-
-static void planned(struct resume *r)
-{
+    struct kvt_session_mgr *mgr = r->mgr;
     struct kvt_session *s = r->s;
-    uint32_t unit = r->mgr->block_tokens;
+    uint32_t unit = mgr->block_tokens;
     bool tail = r->tail && r->b == r->before;
     s->tail_filled = tail ? s->filled : 0;
     s->plan = (struct kvt_session_plan){.struct_size = sizeof(s->plan),
@@ -271,6 +235,7 @@ static void planned(struct resume *r)
                                         .in_l0 = r->a * unit,
                                         .from_dram = (r->b - r->c - r->disk) * unit,
                                         .from_disk = r->disk * unit,
+                                        .reason = r->refused,
                                         .decision = r->plan.reason,
                                         .head = (r->c - r->a) * unit};
     if (tail)
@@ -282,34 +247,28 @@ static void planned(struct resume *r)
     s->load_to = r->b;
     s->front = r->a;
     s->given = r->c;
-    r->mgr->stats.blocks_l0 += r->a;
+    s->got_disk = 0;
+    mgr->stats.blocks_l0 += r->a;
     if (r->a > r->before)
-        r->mgr->stats.shared += r->a - r->before;
+        mgr->stats.shared += r->a - r->before;
 }
 
 static int resume(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint32_t *tokens,
                   size_t n, const struct kvt_session_resume_opts *opts)
 {
-    struct resume r = {.mgr = mgr, .s = s, .before = s->blocks};
+    struct kvt_resume r = {.mgr = mgr, .s = s, .before = s->blocks};
     if (s->state != KVT_SESSION_IDLE)
         return KVT_E_STATE;
     int rc = kvt_session_put_tokens(mgr, s, tokens, n);
     if (rc != 0)
         return rc;
     r.total = s->tokens + (uint32_t)n;
-    r.blocks = (r.total + mgr->block_tokens - 1) / mgr->block_tokens;
-    uint32_t limit = n > 0 ? (uint32_t)kvt_usable_blocks(mgr->block_tokens, r.total)
-                           : r.total / mgr->block_tokens;
-    r.a = resident_run(&r, limit);
-    r.tail = s->tail != KVT_NONE && r.a <= r.before;
+    r.blocks = kvt_session_blocks_of(mgr, r.total);
+    kvt_resume_find(&r,
+         n > 0 ? (uint32_t)kvt_usable_blocks(mgr->block_tokens, r.total)
+               : r.total / mgr->block_tokens,
+         opts);
     activate(&r);
-    look(&r, limit);
-    weigh(&r, opts);
-    if (r.tail && r.b > r.before) { /* the store has the block whole */
-        r.tail = false;
-        mgr->nodes[s->tail].active = 0;
-        kvt_snode_lru(mgr, s->tail);
-    }
     rc = take_pages(&r);
     if (rc == 0 && r.b > r.a) {
         rc = load(&r, opts);
@@ -322,8 +281,8 @@ static int resume(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint
     }
     planned(&r);
     kvt_session_drop_tail(mgr, s, !r.tail);
-    if (r.b == r.a)
-        finish(mgr, s, r.a);
+    if (s->chunk_count == 0 && s->loads == 0)
+        kvt_session_landed(mgr, s);
     return 0;
 }
 
@@ -348,6 +307,29 @@ int kvt_session_resume(struct kvt_session_mgr *mgr, kvt_session_id id, const uin
     return rc;
 }
 
+/* Wait for one load after the other. Entered and left with the lock, but for an error. */
+static int wait_for_loads(struct kvt_session_mgr *mgr, kvt_session_id id, struct kvt_session **s,
+                          int64_t timeout_ns)
+{
+    const struct kvt_clock *clock = &mgr->ns->cache->clock;
+    int64_t begun = kvt_clock_now(clock), left = timeout_ns;
+    while ((*s)->state == KVT_SESSION_RESTORING && (*s)->loads > 0) {
+        int rc = kvt_sjob_wait(mgr, kvt_session_a_load(mgr, *s), left);
+        pthread_mutex_unlock(&mgr->lock);
+        if (rc < 0)
+            return rc;
+        *s = kvt_session_enter(mgr, id, &rc); /* notes the end */
+        if (*s == NULL)
+            return rc;
+        if (timeout_ns > 0) {
+            left = timeout_ns - (kvt_clock_now(clock) - begun);
+            if (left <= 0)
+                break;
+        }
+    }
+    return 0;
+}
+
 int kvt_session_wait(struct kvt_session_mgr *mgr, kvt_session_id id, int64_t timeout_ns)
 {
     int rc;
@@ -363,12 +345,8 @@ int kvt_session_wait(struct kvt_session_mgr *mgr, kvt_session_id id, int64_t tim
         if (s == NULL)
             return rc;
     } else if (s->state == KVT_SESSION_RESTORING && timeout_ns != 0) {
-        rc = kvt_sjob_wait(mgr, &mgr->jobs[s->restore_job], timeout_ns);
-        pthread_mutex_unlock(&mgr->lock);
+        rc = wait_for_loads(mgr, id, &s, timeout_ns);
         if (rc < 0)
-            return rc;
-        s = kvt_session_enter(mgr, id, &rc); /* notes the end */
-        if (s == NULL)
             return rc;
     }
     rc = s->state != KVT_SESSION_RESTORING;

@@ -19,13 +19,21 @@ enum srig_bytes {
     SRIG_KV8_KV4 = 8 /* cooled from its kv8 record */
 };
 
+/* Groups of a layout, and which of them each layer is of (both its parts); a group of states has
+ * opaque parts, whose page is a function of all tokens up to the state. */
+struct srig_layout {
+    uint32_t count;
+    struct kvt_group groups[4]; /* in the order of their first layers */
+    uint8_t of_layer[8];        /* index in groups */
+};
+
 struct srig {
     struct rig rig;
+    const struct srig_layout *layout; /* borrowed */
     struct rig oracle; /* two pages: before and after a codec */
     struct kvt_session_mgr *mgr;
     struct kvt_session_mgr_opts opts;
     uint8_t *payload, *want, *got;
-    size_t payload_bytes, block_bytes;
 };
 
 struct srig_session {
@@ -41,6 +49,13 @@ struct srig_session {
  * opts->struct_size is set here. */
 void srig_open(struct srig *s, const struct rig_shape *shape, const char *config,
                const char *disk_cap, const struct kvt_session_mgr_opts *opts);
+/* The same over several groups. */
+void srig_open_groups(struct srig *s, const struct srig_layout *layout,
+                      const struct rig_shape *shape, const char *config, const char *disk_cap,
+                      const struct kvt_session_mgr_opts *opts);
+/* The judge of bytes alone, for another thread: s->rig and s->layout are there. */
+void srig_oracle_open(struct srig *s, const struct rig_shape *shape);
+void srig_oracle_free(struct srig *s);
 void srig_mgr_open(struct srig *s);
 void srig_free(struct srig *s);
 /* The manager's invariants hold. */
@@ -72,7 +87,15 @@ enum srig_bytes srig_page_is(struct srig *s, const struct srig_session *c, uint3
 /* Compare blocks [0, tokens) of an active session with what they must be; the kinds seen, or'ed.
  * kinds: optional, of each full block. */
 unsigned srig_verify(struct srig *s, const struct srig_session *c, uint32_t tokens, uint8_t *kinds);
+/* The same for one group (index). Every block that an engine reads when it goes on behind `tokens`
+ * must have a page; kinds of blocks without one are SRIG_OTHER. */
+unsigned srig_verify_group(struct srig *s, const struct srig_session *c, uint32_t g,
+                           uint32_t tokens, uint8_t *kinds);
+/* The page of a block in group g (index), or KVT_SESSION_NO_PAGE. */
+uint32_t srig_page(struct srig *s, const struct srig_session *c, uint32_t g, uint32_t block);
 /* Record, page and tier of a block. */
 struct kvt_session_block srig_block(struct srig *s, const struct srig_session *c, uint32_t block);
+struct kvt_session_block srig_group_block(struct srig *s, const struct srig_session *c, uint32_t g,
+                                          uint32_t block);
 
 #endif

@@ -71,9 +71,9 @@ static void squeeze(void)
     struct srig_session x;
     uint32_t pages = (uint32_t)srig_stats(&s).pages, used = 0;
     srig_settle(&s);
-    for (uint32_t at = s.mgr->oldest; at != KVT_NONE; at = s.mgr->nodes[at].newer)
+    for (uint32_t at = s.mgr->groups[0].oldest; at != KVT_NONE; at = s.mgr->cells[at].newer)
         used++;
-    uint32_t want = (uint32_t)s.mgr->pages_free + used;
+    uint32_t want = (uint32_t)s.mgr->groups[0].pages_free + used;
     assert_true(want <= pages);
     srig_session_open(&s, &x, want * UNIT, 77);
     assert_int_equal(kvt_session_resume(s.mgr, x.id, NULL, 0, NULL, NULL), 0);
@@ -773,7 +773,7 @@ static void cooling_costs_no_more_than_kv4(void **state)
             rig_page_bytes(&s.rig, page, s.got);
             (void)srig_page_is(&s, x, i, page, UNIT);
             rig_page_bytes(&s.oracle, 0, s.want); /* the original */
-            for (size_t e = 0; e < s.block_bytes / 2; e++) {
+            for (size_t e = 0; e < rig_block_bytes(&s.rig) / 2; e++) {
                 uint32_t w = (uint32_t)((uint16_t *)(void *)s.want)[e] << 16;
                 uint32_t g = (uint32_t)((uint16_t *)(void *)s.got)[e] << 16;
                 float wf, gf;

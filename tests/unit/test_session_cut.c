@@ -157,19 +157,20 @@ static void a_block_in_use_is_left_alone(void **state)
     open_with(64);
     start(&a, 1, 96);
     srig_settle(&s);
-    struct kvt_snode *node = NULL;
+    uint32_t node = KVT_NONE;
     for (uint32_t i = 0; i < s.mgr->nodes_used; i++)
         if (s.mgr->nodes[i].depth == 5 && s.mgr->nodes[i].refs == 1)
-            node = &s.mgr->nodes[i];
-    assert_non_null(node);
-    uint32_t page = node->page;
-    node->busy = true; /* as while a store reads it */
+            node = i;
+    assert_int_not_equal(node, KVT_NONE);
+    struct kvt_scell *cell = kvt_scell_at(s.mgr, node, 0);
+    uint32_t page = cell->page;
+    cell->busy = true; /* as while a store reads it */
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 90), 0);
     a.tokens = 90;
     assert_int_equal(info_of(&a).filled, 80);
-    assert_int_equal(node->page, page);
-    node->busy = false;
-    kvt_snode_settle(s.mgr, (uint32_t)(node - s.mgr->nodes));
+    assert_int_equal(cell->page, page);
+    cell->busy = false;
+    kvt_snode_settle(s.mgr, node);
     srig_fill(&s, &a, 80, 90);
     srig_check(&s);
     (void)srig_verify(&s, &a, 90, NULL);

@@ -496,7 +496,6 @@ static void pools_that_do_not_fit_are_refused(void **state)
     struct kvt_pool *pool = NULL;
     struct kvt_part parts[RIG_PARTS_MAX];
     struct kvt_layout layout;
-    struct kvt_ns *ns = NULL;
     (void)state;
     open_with(16, "dram=8MiB", NULL);
     memcpy(parts, s.rig.parts, sizeof(parts));
@@ -507,14 +506,7 @@ static void pools_that_do_not_fit_are_refused(void **state)
     assert_int_equal(kvt_session_mgr_open(s.rig.ns, pool, NULL, &mgr), KVT_E_LAYOUT);
     kvt_pool_unregister(pool);
     parts[0].layer = 0;
-    parts[1].group = 1; /* two block tables */
-    s.rig.identity.model = "two groups";
-    assert_int_equal(kvt_ns_open(s.rig.cache, &s.rig.identity, &layout, &ns), 0);
-    assert_int_equal(kvt_pool_register(s.rig.cache, &layout, &s.rig.desc, &pool), 0);
-    assert_int_equal(kvt_session_mgr_open(ns, pool, NULL, &mgr), KVT_E_UNSUPPORTED);
     assert_null(mgr);
-    kvt_pool_unregister(pool);
-    kvt_ns_close(ns);
 }
 
 /* Half floats, blocks of 64, several layers: nothing in the manager depends on them. */

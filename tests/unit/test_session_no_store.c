@@ -69,7 +69,7 @@ static long in_store(const struct srig_session *x)
     const struct kvt_lookup_opts opts = {.struct_size = sizeof(opts), .flags = KVT_LOOKUP_PROBE};
     assert_true(n <= KVT_ARRAY_LEN(keys));
     for (uint32_t i = 0; i < n; i++)
-        keys[i] = kvt_session_key(s.mgr, session->hash[i]);
+        keys[i] = kvt_session_key(s.mgr, 0, session->hash[i]);
     return kvt_lookup(s.rig.ns, keys, n, &opts, NULL);
 }
 

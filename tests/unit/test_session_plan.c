@@ -284,7 +284,7 @@ static void a_hole_is_computed(void **state)
     kvt_workers_stop(s.rig.cache);
     plan = resume(&a, &opts);
     uint32_t middle = (plan.in_l0 + plan.head) / UNIT + plan.from_dram / UNIT / 2;
-    struct kvt_key key = kvt_session_key(s.mgr, s.mgr->sessions[0].hash[middle]);
+    struct kvt_key key = kvt_session_key(s.mgr, 0, s.mgr->sessions[0].hash[middle]);
     damage_granted(&key);
     s.rig.cache->stop_workers = false;
     assert_int_equal(kvt_workers_start(s.rig.cache), 0);

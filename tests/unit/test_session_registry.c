@@ -87,19 +87,19 @@ static void a_node_lives_as_long_as_it_is_needed(void **state)
         chain[i] = kvt_snode_add(mgr, hash_of(i, hash), i ? chain[i - 1] : KVT_NONE, i, KVT_NONE);
     kvt_snode_settle(mgr, chain[0]); /* has a child */
     assert_int_equal(mgr->stats.blocks, 4);
-    kvt_snode_set_page(mgr, chain[3], kvt_spage_take(mgr));
+    kvt_scell_set_page(mgr, chain[3], kvt_spage_take(&mgr->groups[0]));
     kvt_snode_settle(mgr, chain[3]); /* has a page */
     assert_int_equal(mgr->stats.blocks, 4);
     kvt_snode_at(mgr, chain[1])->refs = 1;
-    kvt_spage_put(mgr, kvt_snode_take_page(mgr, chain[3]));
-    kvt_snode_at(mgr, chain[3])->busy = true;
+    kvt_spage_put(&mgr->groups[0], kvt_scell_take_page(mgr, chain[3]));
+    kvt_scell_at(mgr, chain[3], 0)->busy = true;
     kvt_snode_settle(mgr, chain[3]); /* a request needs it */
     assert_int_equal(mgr->stats.blocks, 4);
-    kvt_snode_at(mgr, chain[3])->busy = false;
-    kvt_snode_at(mgr, chain[3])->queued = true;
+    kvt_scell_at(mgr, chain[3], 0)->busy = false;
+    kvt_scell_at(mgr, chain[3], 0)->queued = true;
     kvt_snode_settle(mgr, chain[3]); /* the cooling queue needs it */
     assert_int_equal(mgr->stats.blocks, 4);
-    kvt_snode_at(mgr, chain[3])->queued = false;
+    kvt_scell_at(mgr, chain[3], 0)->queued = false;
     kvt_snode_settle(mgr, chain[3]); /* goes, and its parent with it, as far as nobody holds one */
     assert_int_equal(mgr->stats.blocks, 2);
     assert_int_equal(kvt_snode_at(mgr, chain[1])->children, 0);
@@ -120,29 +120,29 @@ static void the_list_is_in_order_of_use(void **state)
     (void)state;
     for (uint32_t i = 0; i < N; i++) {
         nodes[i] = kvt_snode_add(mgr, hash_of(i, hash), KVT_NONE, 0, KVT_NONE);
-        kvt_snode_at(mgr, nodes[i])->queued = true; /* keeps it */
+        kvt_scell_at(mgr, nodes[i], 0)->queued = true; /* keeps it */
     }
     for (uint32_t step = 1; step < 4000; step++) {
         uint32_t i = (uint32_t)kvt_rng_below(&rng, N), dice = (uint32_t)kvt_rng_below(&rng, 5);
-        struct kvt_snode *node = kvt_snode_at(mgr, nodes[i]);
-        if (dice == 0 && node->page == KVT_NONE)
-            kvt_snode_set_page(mgr, nodes[i], kvt_spage_take(mgr));
-        else if (dice == 1 && node->page != KVT_NONE)
-            kvt_spage_put(mgr, kvt_snode_take_page(mgr, nodes[i]));
+        struct kvt_scell *cell = kvt_scell_at(mgr, nodes[i], 0);
+        if (dice == 0 && cell->page == KVT_NONE)
+            kvt_scell_set_page(mgr, nodes[i], kvt_spage_take(&mgr->groups[0]));
+        else if (dice == 1 && cell->page != KVT_NONE)
+            kvt_spage_put(&mgr->groups[0], kvt_scell_take_page(mgr, nodes[i]));
         else if (dice == 2)
-            node->active ^= 1;
-        kvt_snode_lru(mgr, nodes[i]);
-        used[i] = node->page != KVT_NONE && node->active == 0 ? step : 0;
+            cell->pinned ^= 1;
+        kvt_scell_lru(mgr, nodes[i]);
+        used[i] = cell->page != KVT_NONE && cell->pinned == 0 ? step : 0;
         uint32_t oldest = KVT_NONE, count = 0;
         for (uint32_t j = 0; j < N; j++) {
             count += used[j] != 0;
             if (used[j] != 0 && (oldest == KVT_NONE || used[j] < used[oldest]))
                 oldest = j;
         }
-        assert_int_equal(mgr->lru_count, count);
-        assert_int_equal(mgr->oldest, oldest == KVT_NONE ? KVT_NONE : nodes[oldest]);
+        assert_int_equal(mgr->groups[0].lru_count, count);
+        assert_int_equal(mgr->groups[0].oldest, oldest == KVT_NONE ? KVT_NONE : nodes[oldest]);
         uint32_t last = 0;
-        for (uint32_t at = mgr->oldest; at != KVT_NONE; at = kvt_snode_at(mgr, at)->newer)
+        for (uint32_t at = mgr->groups[0].oldest; at != KVT_NONE; at = mgr->cells[at].newer)
             for (uint32_t j = 0; j < N; j++)
                 if (nodes[j] == at) {
                     assert_true(used[j] > last);
@@ -150,15 +150,15 @@ static void the_list_is_in_order_of_use(void **state)
                 }
     }
     for (uint32_t i = 0; i < N; i++) {
-        struct kvt_snode *node = kvt_snode_at(mgr, nodes[i]);
-        node->active = 0;
-        node->queued = false;
-        if (node->page != KVT_NONE)
-            kvt_spage_put(mgr, kvt_snode_take_page(mgr, nodes[i]));
+        struct kvt_scell *cell = kvt_scell_at(mgr, nodes[i], 0);
+        cell->pinned = 0;
+        cell->queued = false;
+        if (cell->page != KVT_NONE)
+            kvt_spage_put(&mgr->groups[0], kvt_scell_take_page(mgr, nodes[i]));
         kvt_snode_settle(mgr, nodes[i]);
     }
     srig_check(&s);
-    assert_int_equal(mgr->pages_free, N);
+    assert_int_equal(mgr->groups[0].pages_free, N);
 }
 
 /* ---- the check ----------------------------------------------------------------------------- */
@@ -198,22 +198,24 @@ static void the_check_finds_what_is_wrong(void **state)
     struct kvt_session *idle = &mgr->sessions[(a.id & UINT32_MAX) - 1];
     struct kvt_session *active = &mgr->sessions[(b.id & UINT32_MAX) - 1];
     struct kvt_snode *shared = kvt_snode_at(mgr, idle->node[3]);
-    struct kvt_snode *last = kvt_snode_at(mgr, idle->node[11]);
+    struct kvt_scell *cell = kvt_scell_at(mgr, idle->node[3], 0);
+    struct kvt_scell *last = kvt_scell_at(mgr, idle->node[11], 0);
     BREACH(shared->refs, 3, "counts");
-    BREACH(shared->active, 2, "counts");
+    BREACH(cell->pinned, 2, "counts");
+    BREACH(cell->holders, 1, "counts");
     BREACH(shared->windows, shared->windows + 1, "counts");
     BREACH(shared->children, 2, "children");
-    BREACH(shared->resident, 0, "children");
+    BREACH(cell->resident, 0, "children");
     BREACH(shared->depth, 7, "another block");
     BREACH(shared->hash[5], (uint8_t)(shared->hash[5] + 1), "another block");
     BREACH(shared->parent, KVT_NONE, "another block");
-    BREACH(shared->in_lru, true, "list by last use");
+    BREACH(cell->in_lru, true, "list by last use");
     BREACH(last->in_lru, false, "list by last use");
-    BREACH(mgr->lru_count, mgr->lru_count + 1, "miscounted");
-    BREACH(shared->page, last->page, "a page");
+    BREACH(mgr->groups[0].lru_count, mgr->groups[0].lru_count + 1, "miscounted");
+    BREACH(cell->page, last->page, "a page");
     BREACH(active->page[6], active->page[0], "two owners");
-    BREACH(mgr->pages_free, mgr->pages_free - 1, "lost");
-    BREACH(mgr->scratch_free, 0, "lost");
+    BREACH(mgr->groups[0].pages_free, mgr->groups[0].pages_free - 1, "lost");
+    BREACH(mgr->groups[0].scratch_free, 0, "lost");
     BREACH(active->filled, active->tokens + 1, "more than it has");
     BREACH(idle->blocks, 13, "more than it has");
     BREACH(idle->tail, idle->node[2], "tail");
@@ -230,10 +232,10 @@ static void the_check_finds_a_wrong_order(void **state)
     assert_int_equal(kvt_session_idle(mgr, a.id), 0);
     srig_settle(&s);
     const struct kvt_session *idle = &mgr->sessions[(a.id & UINT32_MAX) - 1];
-    kvt_snode_lru(mgr, idle->node[5]); /* used alone: now it is newer than its ancestors */
+    kvt_scell_lru(mgr, idle->node[5]); /* used alone: now it is newer than its ancestors */
     must_be_found("older than its child");
     for (uint32_t i = 5; i-- > 0;)
-        kvt_snode_lru(mgr, idle->node[i]);
+        kvt_scell_lru(mgr, idle->node[i]);
     srig_check(&s);
 }
 
