@@ -45,10 +45,10 @@ enum kvt_session_state {
 
 /* The pages of one group of a layout that has several: page 5 of one is not page 5 of another. */
 struct kvt_session_group {
-    uint16_t group;         /* as in kvt_part.group */
-    uint16_t reserved;      /* 0 */
-    uint32_t first_page;    /* as in kvt_session_mgr_opts, for this group */
-    uint32_t page_count;    /* of a window at least its blocks and 3, of states 3 */
+    uint16_t group;      /* as in kvt_part.group */
+    uint16_t reserved;   /* 0 */
+    uint32_t first_page; /* as in kvt_session_mgr_opts, for this group */
+    uint32_t page_count; /* of a window at least its blocks and 3, of states 3 */
     uint32_t scratch_pages;
 };
 
@@ -75,9 +75,9 @@ struct kvt_session_mgr_opts {
 
 /* A manager over a pool. opts NULL: defaults. 0; -ENOMEM; KVT_E_INVAL (a page range that the pool
  * does not have, no page left, a level that is none); KVT_E_VERSION; KVT_E_LAYOUT namespace and
- * pool differ; KVT_E_UNSUPPORTED groups whose blocks are of different lengths. KVT_E_INVAL also when
- * another manager owns one of the pages, a group has too few for one session, or `groups` names one
- * that the layout has not (the log says which). Blocks never; allocates. */
+ * pool differ; KVT_E_UNSUPPORTED groups whose blocks are of different lengths. KVT_E_INVAL also
+ * when another manager owns one of the pages, a group has too few for one session, or `groups`
+ * names one that the layout has not (the log says which). Blocks never; allocates. */
 int kvt_session_mgr_open(struct kvt_ns *ns, struct kvt_pool *pool,
                          const struct kvt_session_mgr_opts *opts, struct kvt_session_mgr **out);
 
@@ -179,9 +179,9 @@ int kvt_session_append(struct kvt_session_mgr *mgr, kvt_session_id id, const uin
                        size_t n);
 
 /* Page numbers of blocks [first, first + n) of a session that is active, or RESTORING by a cut, as
- * many as there are; of the layout's first group. They stay the same until it goes idle. Pages of blocks before `filled` of
- * kvt_session_get_info() are read only: other sessions may use them. Returns the number
- * written; KVT_E_NO_SESSION; KVT_E_STATE. */
+ * many as there are; of the layout's first group. They stay the same until it goes idle. Pages of
+ * blocks before `filled` of kvt_session_get_info() are read only: other sessions may use them.
+ * Returns the number written; KVT_E_NO_SESSION; KVT_E_STATE. */
 long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t first,
                        uint32_t *pages, size_t n);
 
@@ -195,8 +195,8 @@ long kvt_session_group_pages(struct kvt_session_mgr *mgr, kvt_session_id id, uin
                              size_t first, uint32_t *pages, size_t n);
 
 /* Say that the pages of every group hold the KV, or the state, of the first `tokens` tokens. Full
- * blocks may from now on be shared and stored. 0; KVT_E_NO_SESSION; KVT_E_STATE; KVT_E_INVAL fewer than before, or more than
- * there are. */
+ * blocks may from now on be shared and stored. 0; KVT_E_NO_SESSION; KVT_E_STATE; KVT_E_INVAL fewer
+ * than before, or more than there are. */
 int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t tokens);
 
 /* Cut the sequence of an active or idle session back to its first `tokens` tokens: to edit a turn,

@@ -157,9 +157,8 @@ static int append(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint
         return rc;
     for (uint32_t g = 0; g < mgr->group_count; g++)
         for (uint32_t i = have; i < want; i++)
-            *kvt_session_page(mgr, s, g, i) = kvt_session_gives(mgr, g, i, total)
-                                                  ? kvt_session_fresh_page(mgr, g)
-                                                  : KVT_NONE;
+            *kvt_session_page(mgr, s, g, i) =
+                kvt_session_gives(mgr, g, i, total) ? kvt_session_fresh_page(mgr, g) : KVT_NONE;
     s->tokens = total;
     kvt_session_set_window(mgr, s, s->tokens);
     kvt_session_cool(mgr, false);

@@ -1,5 +1,5 @@
-/* Whether the books of a session manager agree: every rule of session_internal.h, looked at from the
- * sessions, the requests and the lists. For tests; slow. Threads: takes the manager's lock.
+/* Whether the books of a session manager agree: every rule of session_internal.h, looked at from
+ * the sessions, the requests and the lists. For tests; slow. Threads: takes the manager's lock.
  */
 #include <errno.h>
 #include <stdio.h>

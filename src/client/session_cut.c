@@ -12,8 +12,8 @@
 #include "client/session_internal.h"
 
 /* Whether the session alone has the pages of its last full block, and they may be written. Not when
- * others need them, or may; nor when one came from a coarse record: the block would become a mixture
- * of that and of what the engine writes; nor can a state be taken back. */
+ * others need them, or may; nor when one came from a coarse record: the block would become a
+ * mixture of that and of what the engine writes; nor can a state be taken back. */
 static bool its_own(const struct kvt_session_mgr *mgr, const struct kvt_session *s)
 {
     uint32_t last = s->blocks - 1;
@@ -129,13 +129,23 @@ static int cut_active(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32
     return 0;
 }
 
+/* A cell that the session holds, and that had no page, may have got one since from somebody else:
+ * now that the session needs it, that is its page too. */
+static void see_pages(struct kvt_session_mgr *mgr, const struct kvt_session *s)
+{
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = s->from[g]; i < s->blocks && !mgr->groups[g].full; i++)
+            if (*kvt_session_page(mgr, s, g, i) == KVT_NONE)
+                *kvt_session_page(mgr, s, g, i) = kvt_scell_at(mgr, s->node[i], g)->page;
+}
+
 /* An idle session has no pages but that of a partial last block. */
 static void cut_idle(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens)
 {
     uint32_t unit = mgr->block_tokens, keep = tokens / unit;
     if (mgr->states && tokens < s->filled)
         kvt_session_drop_tail(mgr, s, true); /* a state cannot be taken back */
-    else if (tokens > s->blocks * unit) { /* inside the partial block, or behind what is kept */
+    else if (tokens > s->blocks * unit) {    /* inside the partial block, or behind what is kept */
         s->filled = KVT_MIN(s->filled, tokens);
         return;
     }
@@ -164,6 +174,8 @@ static int cut(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t toke
     s->tokens = tokens;
     kvt_session_set_window(mgr, s, tokens);
     kvt_session_set_needs(mgr, s);
+    if (s->state == KVT_SESSION_ACTIVE)
+        see_pages(mgr, s);
     kvt_session_cool(mgr, false);
     return 0;
 }

@@ -126,22 +126,22 @@ struct kvt_session {
     uint8_t state; /* enum kvt_session_state; 0: not in use */
     bool no_store;
     uint32_t generation;
-    uint32_t tokens;      /* length of the sequence */
-    uint32_t filled;      /* tokens whose KV is in pages */
-    uint32_t blocks;      /* full blocks that have a node: node[0 .. blocks) */
-    uint32_t window_from; /* first block that is in the window */
-    uint32_t from[KVT_GROUPS_MAX]; /* of each group: first block that it holds the cell of */
-    uint32_t tail; /* idle: node of the partial last block, or KVT_NONE */
+    uint32_t tokens;                      /* length of the sequence */
+    uint32_t filled;                      /* tokens whose KV is in pages */
+    uint32_t blocks;                      /* full blocks that have a node: node[0 .. blocks) */
+    uint32_t window_from;                 /* first block that is in the window */
+    uint32_t from[KVT_GROUPS_MAX];        /* of each group: first block that it holds the cell of */
+    uint32_t tail;                        /* idle: node of the partial last block, or KVT_NONE */
     uint32_t restore_job[KVT_GROUPS_MAX]; /* of each group, or KVT_NONE */
     uint32_t loads;                       /* of them, in flight */
     uint32_t load_from, load_to;          /* blocks being restored */
-    uint32_t front;              /* RESTORING by a cut: blocks before it are there, */
-    uint32_t given;              /* blocks [front, given) are the engine's to compute, */
-    uint32_t chunk_count;        /* and what is behind them is in pieces; 0: no cut */
-    uint32_t chunk_next;         /* the first that front has not passed */
-    uint32_t beside, loaded;     /* blocks computed, and loaded, that front has passed */
-    uint32_t got_dram, got_disk; /* blocks loaded from each */
-    double load_s;               /* seconds that a block is expected to take */
+    uint32_t front;                       /* RESTORING by a cut: blocks before it are there, */
+    uint32_t given;                       /* blocks [front, given) are the engine's to compute, */
+    uint32_t chunk_count;                 /* and what is behind them is in pieces; 0: no cut */
+    uint32_t chunk_next;                  /* the first that front has not passed */
+    uint32_t beside, loaded;              /* blocks computed, and loaded, that front has passed */
+    uint32_t got_dram, got_disk;          /* blocks loaded from each */
+    double load_s;                        /* seconds that a block is expected to take */
     struct kvt_schunk chunks[KVT_SCHUNKS_MAX];
     uint32_t tail_filled; /* RESTORING: `filled` if all loads succeed */
     uint8_t root[32];

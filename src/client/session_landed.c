@@ -50,8 +50,7 @@ static bool has_landed(const struct kvt_session_mgr *mgr, const struct kvt_sessi
     uint8_t got = *kvt_session_got(mgr, s, g, i);
     if (got == KVT_SGOT_SHARED || got == KVT_SGOT_LOADED)
         return true;
-    return got == KVT_SGOT_OWN && !mgr->groups[g].full &&
-           kvt_session_has_page(mgr, s, node, g, i);
+    return got == KVT_SGOT_OWN && !mgr->groups[g].full && kvt_session_has_page(mgr, s, node, g, i);
 }
 
 /* Block i is there in every group that needs it: a node, with the pages that were loaded. false: no

@@ -100,7 +100,7 @@ static void look(struct kvt_resume *r, uint32_t limit)
 /* ---- what pays ----------------------------------------------------------------------------- */
 
 static void ask_plan(struct kvt_resume *r, const struct kvt_session_resume_opts *opts,
-                    const enum kvt_tier *tiers, const uint8_t *roots)
+                     const enum kvt_tier *tiers, const uint8_t *roots)
 {
     struct kvt_session_mgr *mgr = r->mgr;
     bool one = mgr->group_count == 1 && mgr->groups[0].full;
@@ -134,8 +134,8 @@ bool kvt_resume_to_load(const struct kvt_resume *r, uint32_t g, uint32_t i)
     return i >= kvt_session_needs(r->mgr, g, r->b) && i < r->b && !kvt_resume_shared(r, g, i);
 }
 
-/* Record bytes of all that a prefix of b blocks lacks, over those of blocks [a, b) of the group that
- * is asked about. */
+/* Record bytes of all that a prefix of b blocks lacks, over those of blocks [a, b) of the group
+ * that is asked about. */
 static double load_ratio(const struct kvt_resume *r)
 {
     struct kvt_session_mgr *mgr = r->mgr;
@@ -166,8 +166,8 @@ static void weigh_groups(struct kvt_resume *r, const struct kvt_session_resume_o
     }
     ask_plan(r, opts, tiers, NULL);
     double expected = r->plan.load_s * load_ratio(r) + r->plan.gpu_s;
-    if (r->plan.count > 0 && r->plan.reason != KVT_PLAN_OFF &&
-        r->plan.reason != KVT_PLAN_PROBE && expected > r->plan.recompute_s) {
+    if (r->plan.count > 0 && r->plan.reason != KVT_PLAN_OFF && r->plan.reason != KVT_PLAN_PROBE &&
+        expected > r->plan.recompute_s) {
         r->plan.count = 0;
         r->plan.reason = KVT_PLAN_RECOMPUTE;
     }
@@ -180,7 +180,8 @@ static void weigh_groups(struct kvt_resume *r, const struct kvt_session_resume_o
         r->disk += tiers[i - r->a] != KVT_TIER_DRAM;
 }
 
-void kvt_resume_find(struct kvt_resume *r, uint32_t limit, const struct kvt_session_resume_opts *opts)
+void kvt_resume_find(struct kvt_resume *r, uint32_t limit,
+                     const struct kvt_session_resume_opts *opts)
 {
     struct kvt_session_mgr *mgr = r->mgr;
     for (uint32_t g = 0; g < mgr->group_count; g++)

@@ -26,8 +26,8 @@ static uint32_t overlap(const struct kvt_sgroup *a, const struct kvt_sgroup *b)
 static void say_taken(const struct kvt_session_mgr *mgr, uint32_t g, struct kvt_sgroup other)
 {
     const struct kvt_sgroup *group = &mgr->groups[g];
-    uint32_t end = KVT_MIN(group->first_page + group->page_count,
-                           other.first_page + other.page_count);
+    uint32_t end =
+        KVT_MIN(group->first_page + group->page_count, other.first_page + other.page_count);
     char which[32] = "";
     if (mgr->group_count > 1)
         (void)snprintf(which, sizeof(which), " (group %u)", (unsigned)group->shape->group);

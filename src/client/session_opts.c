@@ -81,8 +81,9 @@ static int enough(const struct kvt_session_mgr *mgr, const struct kvt_sgroup *gr
     if (group->page_count - group->scratch_pages >= least)
         return 0;
     kvt_misuse_say(mgr->ns->cache, KVT_LOG_WARN, "kvt_session_mgr_open",
-                   "group %u has %" PRIu32 " pages without the scratch pages, and a session needs %"
-                   PRIu32 " to go on: raise its page_count",
+                   "group %u has %" PRIu32
+                   " pages without the scratch pages, and a session needs %" PRIu32
+                   " to go on: raise its page_count",
                    (unsigned)group->shape->group, group->page_count - group->scratch_pages, least);
     return KVT_E_INVAL;
 }
@@ -139,8 +140,7 @@ static int level_check(const struct kvt_session_mgr *mgr, int level)
 static bool two_steps(const struct kvt_session_mgr *mgr, const struct kvt_sgroup *group)
 {
     const struct kvt_session_mgr_opts *opts = &mgr->opts;
-    int level =
-        opts->level != KVT_LEVEL_DEFAULT ? opts->level : mgr->ns->cache->settings->level;
+    int level = opts->level != KVT_LEVEL_DEFAULT ? opts->level : mgr->ns->cache->settings->level;
     const struct kvt_map *map = group->shape->uniform[level];
     return map != NULL && map->level < opts->window_level;
 }
@@ -152,8 +152,7 @@ static int levels_read(struct kvt_session_mgr *mgr)
     if (rc != 0)
         return rc;
     if (opts->window_level == KVT_LEVEL_DEFAULT)
-        opts->window_level =
-            level_check(mgr, KVT_LEVEL_KV8) == 0 ? KVT_LEVEL_KV8 : KVT_LEVEL_RAW;
+        opts->window_level = level_check(mgr, KVT_LEVEL_KV8) == 0 ? KVT_LEVEL_KV8 : KVT_LEVEL_RAW;
     if (opts->window_level != KVT_LEVEL_KV8 && opts->window_level != KVT_LEVEL_RAW)
         return refuse(mgr->ns, "window_level is neither kv8 nor raw");
     for (uint32_t g = 0; g < mgr->group_count; g++)

@@ -158,8 +158,8 @@ static int load_cut(struct kvt_resume *r, const struct kvt_session_resume_opts *
     struct kvt_session_mgr *mgr = r->mgr;
     /* beside the engine: they are of use as long as it computes */
     int64_t late = opts != NULL && opts->deadline_ns != 0 ? opts->deadline_ns
-                   : r->plan.deadline_s > 0 ? (int64_t)(r->plan.recompute_s * 1e9) + 1
-                                            : 0;
+                   : r->plan.deadline_s > 0               ? (int64_t)(r->plan.recompute_s * 1e9) + 1
+                                                          : 0;
     for (uint32_t i = r->c; i < r->b; i++)
         mgr->keys[i - r->c] = kvt_session_key(mgr, 0, r->s->hash[i]);
     r->s->load_from = r->c;
@@ -265,9 +265,9 @@ static int resume(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint
     r.total = s->tokens + (uint32_t)n;
     r.blocks = kvt_session_blocks_of(mgr, r.total);
     kvt_resume_find(&r,
-         n > 0 ? (uint32_t)kvt_usable_blocks(mgr->block_tokens, r.total)
-               : r.total / mgr->block_tokens,
-         opts);
+                    n > 0 ? (uint32_t)kvt_usable_blocks(mgr->block_tokens, r.total)
+                          : r.total / mgr->block_tokens,
+                    opts);
     activate(&r);
     rc = take_pages(&r);
     if (rc == 0 && r.b > r.a) {

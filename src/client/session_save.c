@@ -73,8 +73,7 @@ struct kvt_key kvt_session_key(const struct kvt_session_mgr *mgr, uint32_t g, co
 
 static uint8_t record_after(const struct kvt_session_mgr *mgr, uint32_t at, uint8_t target)
 {
-    return target == KVT_SESSION_RECORD_WINDOW &&
-                   mgr->groups[kvt_scell_group(mgr, at)].two_steps &&
+    return target == KVT_SESSION_RECORD_WINDOW && mgr->groups[kvt_scell_group(mgr, at)].two_steps &&
                    mgr->nodes[kvt_scell_node(mgr, at)].depth > 0
                ? KVT_SESSION_RECORD_WINDOW
                : KVT_SESSION_RECORD_FINAL;

@@ -128,8 +128,8 @@ void srig_oracle_open(struct srig *s, const struct rig_shape *shape)
     if (s->layout != &plain)
         put_layout(&s->oracle, s->layout);
     for (uint32_t g = 0; g < s->layout->count; g++)
-        payload = KVT_MAX(payload, kvt_payload_bytes(&s->rig.layout, s->layout->groups[g].group,
-                                                     KVT_LEVEL_RAW));
+        payload = KVT_MAX(
+            payload, kvt_payload_bytes(&s->rig.layout, s->layout->groups[g].group, KVT_LEVEL_RAW));
     s->payload = aligned_alloc(64, (payload + 63) / 64 * 64);
     s->want = malloc(rig_block_bytes(&s->rig));
     s->got = malloc(rig_block_bytes(&s->rig));
@@ -449,8 +449,7 @@ struct kvt_session_block srig_group_block(struct srig *s, const struct srig_sess
                                           uint32_t block)
 {
     struct kvt_session_block out = {.struct_size = sizeof(out)};
-    assert_int_equal(kvt_session_get_group_block(s->mgr, c->id, s->layout->groups[g].group, block,
-                                                 &out),
-                     0);
+    assert_int_equal(
+        kvt_session_get_group_block(s->mgr, c->id, s->layout->groups[g].group, block, &out), 0);
     return out;
 }

@@ -30,7 +30,7 @@ struct srig_layout {
 struct srig {
     struct rig rig;
     const struct srig_layout *layout; /* borrowed */
-    struct rig oracle; /* two pages: before and after a codec */
+    struct rig oracle;                /* two pages: before and after a codec */
     struct kvt_session_mgr *mgr;
     struct kvt_session_mgr_opts opts;
     uint8_t *payload, *want, *got;

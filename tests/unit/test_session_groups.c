@@ -22,8 +22,7 @@ static const struct srig_layout two_full = {
     .of_layer = {0, 1, 1}}; /* pages of one and of two layers */
 static const struct srig_layout windowed = {
     .count = 2,
-    .groups = {{.group = 0},
-               {.group = 5, .kind = KVT_GROUP_WINDOW, .window_tokens = WINDOW}},
+    .groups = {{.group = 0}, {.group = 5, .kind = KVT_GROUP_WINDOW, .window_tokens = WINDOW}},
     .of_layer = {0, 1, 1}};
 static const struct srig_layout with_states = {
     .count = 3,
@@ -122,8 +121,8 @@ static void purge(const struct srig_session *x, uint32_t g, uint32_t block)
     struct kvt_key keys[64];
     uint8_t root[32];
     assert_int_equal(kvt_key_root(NULL, 0, root), 0);
-    assert_true(kvt_key_chain(root, x->token, x->tokens, UNIT, NULL, 0,
-                              s.layout->groups[g].group, 0, keys, KVT_ARRAY_LEN(keys)) > block);
+    assert_true(kvt_key_chain(root, x->token, x->tokens, UNIT, NULL, 0, s.layout->groups[g].group,
+                              0, keys, KVT_ARRAY_LEN(keys)) > block);
     assert_int_equal(kvt_purge(s.rig.ns, &keys[block], 1), 1);
 }
 
@@ -271,8 +270,8 @@ static void a_window_alone_is_loaded(void **state)
     struct kvt_session_plan plan;
     const struct kvt_session_group groups[] = {{.group = 5, .page_count = 16}};
     struct rig_shape shape = rig_shape_small(64);
-    struct kvt_session_mgr_opts opts = {.window_tokens = 4096, .tokens_max = 2048,
-                                        .groups = groups, .group_count = 1};
+    struct kvt_session_mgr_opts opts = {
+        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
     (void)state;
     shape.layers = 3;
     srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
@@ -351,7 +350,8 @@ static void states_are_kept_where_a_sequence_can_come_back(void **state)
     assert_int_equal(srig_stats(&s).store_failed, 0);
 }
 
-/* The engine stops where there is no page for the state: the session comes back to the one before. */
+/* The engine stops where there is no page for the state: the session comes back to the one before.
+ */
 static void a_state_that_is_in_no_page_is_not_come_back_to(void **state)
 {
     struct kvt_session_plan plan;
@@ -538,17 +538,17 @@ static void from_disk_after_a_restart(void **state)
     go_idle(&a);
 }
 
-/* The window's load comes to nothing when it is too late to plan anew, and all pages of the group of
- * full attention that would be needed to compute are in use: the session is idle again, and its next
- * resume is an ordinary one. */
+/* The window's load comes to nothing when it is too late to plan anew, and all pages of the group
+ * of full attention that would be needed to compute are in use: the session is idle again, and its
+ * next resume is an ordinary one. */
 static void a_load_that_came_short_without_pages(void **state)
 {
     struct kvt_session_resume_opts late = {.struct_size = sizeof(late), .deadline_ns = 1};
     struct kvt_session_plan plan = {.struct_size = sizeof(plan)};
     const struct kvt_session_group groups[] = {{.group = 5, .page_count = 16}};
     struct rig_shape shape = rig_shape_small(21);
-    struct kvt_session_mgr_opts opts = {.window_tokens = 4096, .tokens_max = 2048,
-                                        .groups = groups, .group_count = 1};
+    struct kvt_session_mgr_opts opts = {
+        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
     (void)state;
     shape.layers = 3;
     srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
@@ -642,7 +642,9 @@ static void what_makes_no_sense_is_refused_by_name(void **state)
 static void options_of_an_older_caller(void **state)
 {
     struct kvt_session_mgr_opts opts = {.struct_size = KVT_SESSION_MGR_OPTS_SIZE_0,
-                                        .window_tokens = 64, .group_count = 77, .reserved = 5};
+                                        .window_tokens = 64,
+                                        .group_count = 77,
+                                        .reserved = 5};
     struct kvt_session_mgr *mgr = NULL;
     (void)state;
     open_with(&windowed, 40, 64, NULL);
