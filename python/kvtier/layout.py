@@ -213,11 +213,12 @@ class Keys(Sequence):
     @classmethod
     def from_hashes(cls, hashes: Iterable[bytes], group: int = 0, shard: int = 0) -> "Keys":
         """One key for each hash, all of one length. 8,192 hashes take half a millisecond."""
-        hashes = list(hashes)
+        if not isinstance(hashes, list):
+            hashes = list(hashes)
         length = len(hashes[0]) if hashes else 1
         if not 1 <= length <= _c.HASH_BYTES_MAX:
             raise ValueError(f"a hash of {length} bytes; 1 to {_c.HASH_BYTES_MAX} are taken")
-        if any(len(h) != length for h in hashes):
+        if hashes and set(map(len, hashes)) != {length}:
             raise ValueError("hashes of one chain must be of one length")
         tail = (bytes(_c.HASH_BYTES_MAX - length) + bytes((length, 0)) +
                 group.to_bytes(2, "little") + shard.to_bytes(4, "little"))
