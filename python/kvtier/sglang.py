@@ -18,7 +18,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._errors import ConfigError, KvtierError
@@ -82,12 +84,34 @@ def host_shape(host: Any) -> tuple[PageShape, int, int, int]:
             buffer.data_ptr(), step["p"], size["p"])
 
 
+class _Transfers:
+    """Pages and GB/s of the last transfers one way; those that nobody asks for are forgotten."""
+
+    def __init__(self, room: int = 4096) -> None:
+        self.pages: deque[int] = deque(maxlen=room)
+        self.rates: deque[float] = deque(maxlen=room)
+
+    def timed(self, record_bytes: int, transfer: Callable[[], list[bool]]) -> list[bool]:
+        """transfer(), which says of each page whether it was moved."""
+        began = time.monotonic()
+        good = transfer()
+        if count := sum(good):
+            self.pages.append(count)
+            self.rates.append(count * record_bytes / max(1e-9, time.monotonic() - began) / 1e9)
+        return good
+
+    def take(self) -> tuple[list[int], list[float]]:
+        """Since the last call."""
+        return tuple([of.popleft() for _ in range(len(of))] for of in (self.pages, self.rates))
+
+
 class _Pool:
     """One host pool of SGLang's, and where its pages are kept. direct: they are coded from, and
     into, the host pool itself; else they go through staging memory as SGLang's flat pages."""
 
     def __init__(self, owner: "KvtierStorage", name: str, host: Any, direct: bool) -> None:
         self.host, self.page = host, max(1, int(getattr(host, "page_size", 1) or 1))
+        self.owner = owner
         self.staging: Staging | None = None
         why = "the interface hands over flat pages"
         if direct:
@@ -116,6 +140,13 @@ class _Pool:
         return [int(indices[i * self.page]) // self.page for i in range(count)]
 
     def set(self, keys: Sequence[str], indices: Any, position: int) -> list[bool]:
+        return self.owner.written.timed(self.store.ns.record_bytes(),
+                                        lambda: self._set(keys, indices, position))
+
+    def get(self, keys: Sequence[str], indices: Any) -> list[bool]:
+        return self.owner.read.timed(self.store.ns.record_bytes(), lambda: self._get(keys, indices))
+
+    def _set(self, keys: Sequence[str], indices: Any, position: int) -> list[bool]:
         hashes = [_hash(key) for key in keys]
         if self.staging is None:
             return self.store.store(hashes, self.pages(indices, len(keys)), position).wait()
@@ -123,7 +154,7 @@ class _Pool:
                  for i in range(len(keys))]
         return self.set_flat(hashes, flats, position)
 
-    def get(self, keys: Sequence[str], indices: Any) -> list[bool]:
+    def _get(self, keys: Sequence[str], indices: Any) -> list[bool]:
         hashes = [_hash(key) for key in keys]
         if self.staging is None:
             return self.store.load(hashes, self.pages(indices, len(keys))).wait()
@@ -167,6 +198,7 @@ class KvtierStorage(HiCacheStorage):
         self._shared = bool(storage_config.is_mla_model)  # all ranks hold the same bytes
         self._model = self._name_model()
         self.counts = Counts()
+        self.read, self.written = _Transfers(), _Transfers()
         self._lock = threading.Lock()
         self._pools: dict[str, _Pool] = {}
         self._cache = open_cache(WHERE, self._of_rank(library))
@@ -335,6 +367,17 @@ class KvtierStorage(HiCacheStorage):
         return value is not None and self.batch_set([key], [value])
 
     # ---- the rest ----
+
+    def get_stats(self) -> Any:
+        """SGLang's StorageMetrics since its last question: pages of each transfer, and the GB/s of
+        what is stored of them. None: this version has no such class."""
+        try:
+            from sglang.srt.observability.metrics_collector import StorageMetrics
+        except ImportError:
+            return None
+        (read, fast), (written, slow) = self.read.take(), self.written.take()
+        return StorageMetrics(prefetch_pgs=read, prefetch_bandwidth=fast, backup_pgs=written,
+                              backup_bandwidth=slow)
 
     def clear(self) -> None:
         """Forget every page of this model, in every tier."""

@@ -3,6 +3,8 @@ where they lie or to the byte, through the v1, v2 and flat interfaces, across re
 for each rank and model. Method: SGLang's own classes (its storage interface, factory and
 transfers); host pools of the shape of SGLang's in place of those that want a GPU. Only the modules
 that are used of the package are imported: the package itself wants CUDA."""
+import ast
+import dataclasses
 import importlib.machinery
 import importlib.util
 import random
@@ -10,6 +12,7 @@ import sys
 import types
 
 import pytest
+import shown
 from conftest import SEED, absent, need
 
 need("torch", "torch")
@@ -76,10 +79,12 @@ def config(extra, **more):
 
 
 def extra(where, **more):
-    return {"backend_name": "kvtier", "module_path": "kvtier.sglang",
-            "class_name": "KvtierStorage", "interface_v1": 1, "prefetch_threshold": 64,
-            "disk": f"{where}:1GiB", "dram": "32MiB", "threads": 1, "env": "no", "plan": "off",
-            "weights_digest": "v1", **more}
+    """As docs/engines/sglang.md shows it, with other places and sizes."""
+    page = shown.told(shown.command("sglang", "sglang.launch_server"),
+                      "--hicache-storage-backend-extra-config")
+    page.pop("model_path")
+    return {**page, "prefetch_threshold": 64, "disk": f"{where}:1GiB", "dram": "32MiB",
+            "threads": 1, "env": "no", "plan": "off", "weights_digest": "v1", **more}
 
 
 def backend(host, options, **more):
@@ -301,6 +306,35 @@ def test_a_store_that_fails_is_misses(tmp_path):
     assert store.batch_exists(keys(2)) == 0 and store.batch_exists([]) == 0
     assert store.batch_exists_v2(keys(2), [transfer(hi.PoolName.SWA, keys(1), None)]) \
         .kv_hit_pages == 0
+    store.close()
+
+
+def metrics_module():
+    """SGLang's module of metrics with StorageMetrics alone, from its source: the rest wants a GPU."""
+    name = "sglang.srt.observability.metrics_collector"
+    path = sys.modules["sglang"].__path__[0] + "/srt/observability/metrics_collector.py"
+    with open(path) as file:
+        tree = ast.parse(file.read())
+    tree.body = [node for node in tree.body if getattr(node, "name", "") == "StorageMetrics"]
+    assert tree.body, f"{name} has no StorageMetrics any more"
+    module = types.ModuleType(name)
+    vars(module).update(dataclass=dataclasses.dataclass, field=dataclasses.field, List=list)
+    exec(compile(tree, path, "exec"), vars(module))
+    return name, module
+
+
+def test_what_sglang_asks_for_its_metrics(tmp_path, monkeypatch):
+    """Pages and rates of each transfer since the last question; what was not there does not count."""
+    monkeypatch.setitem(sys.modules, *metrics_module())
+    store = backend(Host(), extra(tmp_path / "store"))
+    assert all(store.batch_set_v1(keys(3), indices(0, 1, 2)))
+    assert store.batch_get_v1(keys(2) + keys(1, 9), indices(5, 6, 7)) == [True, True, False]
+    assert store.batch_get_v1(keys(1, 9), indices(7)) == [False]
+    stats = store.get_stats()
+    assert (stats.backup_pgs, stats.prefetch_pgs) == ([3], [2])
+    assert len(stats.backup_bandwidth) == len(stats.prefetch_bandwidth) == 1
+    assert min(stats.backup_bandwidth + stats.prefetch_bandwidth) > 0
+    assert store.get_stats() == type(stats)()
     store.close()
 
 
