@@ -2,7 +2,6 @@
 
     vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvtierConnector",
         "kv_connector_module_path": "kvtier.vllm", "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"dram": "64GiB", "disk": "/nvme/kv:500GiB"}}'
 
 connector.py   the class that vLLM makes, once in the scheduler and once in each worker

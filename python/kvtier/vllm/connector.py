@@ -41,10 +41,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
         self._settings = settings_module.parse(transfer.kv_connector_extra_config)
-        if getattr(transfer, "kv_load_failure_policy", "recompute") != "recompute":
-            raise ValueError('kvtier: set "kv_load_failure_policy": "recompute" in '
-                             "--kv-transfer-config: a block that was evicted between look-up and "
-                             "load is computed then, instead of failing the request")
+        settings_module.recompute_failed_loads(transfer)
         model = model_of(kv_cache_config, self._settings.opaque)
         self._check_model(model)
         self._events = events.enabled(vllm_config)

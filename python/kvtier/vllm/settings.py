@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from ..cache import each_option
 from .._errors import ConfigError
 
+_log = logging.getLogger("vllm.kvtier")
 _OWN = {
     "load": "async (default): the engine goes on while blocks arrive; sync: the step waits for them; "
             "layers: the step waits before each layer for that layer alone",
@@ -37,6 +40,33 @@ class Settings:
     def daemon(self) -> bool:
         """Whether the store lives in kvtierd and can be shared by processes."""
         return str(self.options.get("store", "")).startswith("unix:")
+
+
+def policy_can_be_set() -> bool:
+    """Whether this version's scheduler looks at kv_load_failure_policy after it has made its
+    connector, which may say "recompute" until then."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    try:
+        text = inspect.getsource(Scheduler.__init__)
+    except (OSError, TypeError):
+        return False
+    made, looked = text.find("create_connector("), text.find("kv_load_failure_policy")
+    return 0 <= made < looked
+
+
+def recompute_failed_loads(transfer: Any) -> None:
+    """A block that is evicted between look-up and load is computed, instead of failing its request:
+    that is not vLLM's default, and the only policy that makes sense for a cache. ConfigError: it has
+    to be set by hand."""
+    if getattr(transfer, "kv_load_failure_policy", "recompute") == "recompute":
+        return
+    if not policy_can_be_set():
+        raise ConfigError('kvtier: set "kv_load_failure_policy": "recompute" in '
+                          "--kv-transfer-config: a block that was evicted between look-up and load "
+                          "is computed then, instead of failing the request")
+    transfer.kv_load_failure_policy = "recompute"
+    _log.info('kvtier: kv_load_failure_policy is "recompute" from here on, so that a block that is '
+              "evicted between look-up and load is computed (below MultiConnector set it there)")
 
 
 def parse(extra: Mapping[str, Any] | None) -> Settings:
