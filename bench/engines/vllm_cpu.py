@@ -173,7 +173,7 @@ def lookup(options):
             request.wait()
             request.close()
         model = Model((), (kvtier.Group(0, block_tokens=tokens),), pool.layout, False)
-        store = types.SimpleNamespace(namespace=namespace)
+        store = types.SimpleNamespace(namespace=namespace, stages=(namespace,))
         scheduler = Scheduler(model, tokens, 1, store, Counts(), False)
         first, again = [], []
         for turn in range(21):

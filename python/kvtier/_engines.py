@@ -182,6 +182,8 @@ ENGINES: tuple[Engine, ...] = (
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.build_kv_connector_stats", ("data",)),
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.build_prom_metrics",
               ("vllm_config", "metric_types", "labelnames", "per_engine_labelvalues")),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_handshake_metadata"),
+         Uses(f"{_VLLM}.base", "KVConnectorHandshakeMetadata"),
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.take_events"),
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_kv_connector_kv_cache_events"),
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.update_connector_output",

@@ -13,11 +13,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
 from .._errors import UnsupportedError
 from . import events
 from . import settings as settings_module
-from .pages import ONE_GROUP, model_of
+from .pages import ONE_GROUP, Model, model_of
 from .plan import Step
 from .scheduler import Scheduler, hash_tokens
 from .stats import Counts, KvtierPromMetrics, KvtierStats
-from .store import open_store
+from .store import open_store, stages_of
 from .worker import Worker
 
 _log = logging.getLogger("vllm.kvtier")
@@ -27,11 +27,22 @@ _log = logging.getLogger("vllm.kvtier")
 _TransferResults = getattr(base, "KVConnectorTransferResults", None)
 
 
+# Nor how the scheduler is told what each stage of a pipeline holds.
+_TELLS_STAGES = hasattr(KVConnectorBase_V1, "set_xfer_handshake_metadata_pp_aware")
+
+
 class KvtierMetadata(KVConnectorMetadata):
     """A step's work on its way from the scheduler to the workers."""
 
     def __init__(self, step: Step) -> None:
         self.step = step
+
+
+class KvtierStage(base.KVConnectorHandshakeMetadata):
+    """What a worker of a pipeline holds, on its way to the scheduler when the engine starts."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
 
 
 class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
@@ -42,6 +53,7 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         self._settings = settings_module.parse(transfer.kv_connector_extra_config)
         settings_module.recompute_failed_loads(transfer)
+        self._stages = vllm_config.parallel_config.pipeline_parallel_size
         model = model_of(kv_cache_config, self._settings.opaque)
         self._check_model(model)
         self._events = events.enabled(vllm_config)
@@ -59,7 +71,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker = Worker(vllm_config, kv_cache_config, self._settings, self._store,
                                   self._counts)
 
-    def _check_model(self, model: Any) -> None:
+    def _check_model(self, model: Model) -> None:
+        if self._stages > 1 and not _TELLS_STAGES:
+            raise UnsupportedError(
+                "kvtier: this version of vLLM does not tell the scheduler which layers each stage of "
+                "a pipeline holds; 0.32.0 does. Use --tensor-parallel-size")
         if not model.one_chain and _TransferResults is None:
             raise UnsupportedError(
                 "kvtier: this version of vLLM cannot compute a prompt whose load has failed when "
@@ -77,6 +93,11 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> Any:
+        """For the scheduler of a pipeline; others know from their own layers, and stay out of the
+        way of connectors beside this one."""
+        return KvtierStage(self._worker.model) if self._stages > 1 and self._worker else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -136,6 +157,12 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- scheduler ----
 
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        if self._stages > 1:
+            told = {place: stage.model for place, stage in metadata.items()
+                    if isinstance(stage, KvtierStage)}
+            self._store.open_stages(stages_of(told, self._stages))
+
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[int | None, bool]:
         tokens = self._scheduler.matched(request, num_computed_tokens)
@@ -143,9 +170,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
-        dram, disk = self._scheduler.sources(request, num_external_tokens)
+        known = (CacheHitSource.HOST, CacheHitSource.DISK, CacheHitSource.EXTERNAL_UNSPECIFIED)
         return {source: tokens for source, tokens in
-                ((CacheHitSource.HOST, dram), (CacheHitSource.DISK, disk)) if tokens}
+                zip(known, self._scheduler.sources(request, num_external_tokens)) if tokens}
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         self._scheduler.allocated(request, blocks.get_block_ids(), num_external_tokens)
@@ -170,7 +197,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         """Forget every block of this model, in every tier."""
         if self._store.namespace is None:
             return False
-        self._store.namespace.purge()
+        for namespace in self._store.stages:
+            namespace.purge()
         return True
 
     # ---- metrics ----

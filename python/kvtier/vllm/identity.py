@@ -141,7 +141,8 @@ def hash_scheme(vllm_config: Any) -> str:
 
 
 def identity_of(vllm_config: Any, digest: str, salt: bytes) -> Identity:
-    """The identity of an engine's cache, the same in the scheduler and in every worker."""
+    """The identity of an engine's cache, the same in the scheduler and in every worker; in a
+    pipeline that of this process's stage (the scheduler's: the first)."""
     model = vllm_config.model_config
     parallel = vllm_config.parallel_config
     config = model.hf_text_config.to_dict()
@@ -154,7 +155,13 @@ def identity_of(vllm_config: Any, digest: str, salt: bytes) -> Identity:
     return Identity(
         "vllm", model=Path(model.model).name, revision=digest, key_scheme=hash_scheme(vllm_config),
         rope=json.dumps(rope, sort_keys=True, default=str), extra=json.dumps(extra, sort_keys=True),
-        salt=salt, tp_size=parallel.tensor_parallel_size)
+        salt=salt, tp_size=parallel.tensor_parallel_size,
+        pp_size=parallel.pipeline_parallel_size, pp_rank=stage_and_rank(parallel)[0])
+
+
+def stage_and_rank(parallel: Any) -> tuple[int, int]:
+    """Of this process: stage of the pipeline, and rank in the tensor-parallel group of the stage."""
+    return divmod(parallel.rank, parallel.tensor_parallel_size)
 
 
 class Adapters:

@@ -3,7 +3,7 @@
 A block's key is vLLM's own chained hash of it, which covers tokens, images, adapter name and
 cache_salt; for requests with an adapter a digest of the adapter's weights is mixed in. Each group of
 layers (full attention, sliding windows) has a block table and a chain of its own; a hit ends where a
-block of each ends. Threads: the engine's scheduler thread alone.
+block of each ends. In a pipeline it is what every stage has. Threads: the engine's scheduler thread alone.
 """
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .._errors import KvtierError
+from ..cache import Namespace
 from ..layout import GroupKind, Keys, Tier
 from .identity import Adapters
 from .pages import Model
@@ -60,6 +61,13 @@ class _Request:
     sent: bool = False        # some block was handed to the worker to be stored
     loading: bool = False
     failed: bool = False      # a load of it came to nothing: it is computed
+
+
+def _behind(tiers: Sequence[int], first: int, count: int) -> Sequence[int]:
+    """tiers[first:first + count], in the same memory."""
+    if not count:
+        return ()
+    return (ctypes.c_int * count).from_buffer(tiers, first * ctypes.sizeof(ctypes.c_int))
 
 
 def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
@@ -131,28 +139,37 @@ class Scheduler:
         return answer
 
     def _look_up(self, state: _Request, computed: int, most: int) -> _Hit:
-        """What every rank has of the prompt's first `most` tokens."""
-        namespace, full = self._store.namespace, self._full.group
-        if namespace is None or most < self._step_tokens:
+        """What every rank of every stage has of the prompt's first `most` tokens."""
+        stages = self._store.stages
+        if not stages or most < self._step_tokens:
             return _Hit()
+        while True:
+            found = [self._ask(stage, state, most) for stage in stages]
+            tokens = min(n for n, _ in found)
+            if not tokens:
+                return _Hit()
+            # a shorter hit may need other blocks of a window: those that had more say so
+            if len(self._groups) == 1 or all(n == tokens for n, _ in found):
+                break
+            most = tokens
+        first = computed // self._block
+        count = max(0, tokens // self._block - first)
+        tiers = [_behind(tiers, first, count) for _, tiers in found]
+        return _Hit(tokens, tiers[0] if len(tiers) == 1 else [max(of) for of in zip(*tiers)])
+
+    def _ask(self, stage: Namespace, state: _Request, most: int) -> tuple[int, Sequence[int]]:
+        """(tokens that can be loaded, tier of each of the full group's blocks)"""
         usable = [chain.hashes[:most // group.block_tokens]
                   for chain, group in zip(state.chains, self._groups)]
-        first = computed // self._block
         if len(usable) == 1:
-            found = namespace.lookup(Keys.from_hashes(usable[0]), shards=self._ranks,
-                                     prompt_tokens=state.request.num_tokens)
-            tokens, tiers = found.n * self._block, found.tiers
-        else:
-            tiers_of: dict[int, Sequence[int]] = {}
-            tokens, _ = namespace.lookup_groups(
-                {g.group: Keys.from_hashes(hashes, g.group)
-                 for g, hashes in zip(self._groups, usable)},
-                most, shards=self._ranks, prompt_tokens=state.request.num_tokens, tiers=tiers_of)
-            tiers = tiers_of[full]
-        count = max(0, tokens // self._block - first)
-        behind = (ctypes.c_int * count).from_buffer(tiers, first * ctypes.sizeof(ctypes.c_int)) \
-            if count else ()
-        return _Hit(tokens, behind)
+            found = stage.lookup(Keys.from_hashes(usable[0]), shards=self._ranks,
+                                 prompt_tokens=state.request.num_tokens)
+            return found.n * self._block, found.tiers
+        tiers: dict[int, Sequence[int]] = {}
+        tokens, _ = stage.lookup_groups(
+            {g.group: Keys.from_hashes(hashes, g.group) for g, hashes in zip(self._groups, usable)},
+            most, shards=self._ranks, prompt_tokens=state.request.num_tokens, tiers=tiers)
+        return tokens, tiers[self._full.group]
 
     def _decide(self, state: _Request, computed: int, again: bool) -> int:
         tokens = state.request.num_tokens
@@ -194,12 +211,13 @@ class Scheduler:
                                             [chain.pages[i] for i in blocks], blocks[0],
                                             group=group.group))
 
-    def sources(self, request: Any, external: int) -> tuple[int, int]:
-        """(tokens from DRAM, tokens from disk) of `external` tokens about to be loaded."""
+    def sources(self, request: Any, external: int) -> tuple[int, int, int]:
+        """Of `external` tokens about to be loaded: (from DRAM, from disk, from elsewhere)."""
         state = self._requests.get(request.request_id)
         tiers = state.hit.tiers[:external // self._block] if state else []
         dram = sum(tier == Tier.DRAM for tier in tiers) * self._block
-        return dram, external - dram
+        remote = sum(tier == Tier.REMOTE for tier in tiers) * self._block
+        return dram, external - dram - remote, remote
 
     def failed(self, names: set[str]) -> None:
         """Loads of requests that came to nothing at all: they are computed."""

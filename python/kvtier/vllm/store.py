@@ -2,12 +2,14 @@
 
 vLLM makes a connector for its scheduler and one for each worker. Where both live in one process
 (one GPU, or a CPU) they share an in-process store; a worker in a process of its own needs kvtierd,
-as two processes cannot own one directory.
+as two processes cannot own one directory. The stages of a pipeline have other layers each, and so a
+namespace each; the scheduler asks all of them (Store.stages).
 """
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..cache import Cache, Namespace
@@ -23,13 +25,15 @@ _stores: dict[tuple, "Store"] = {}
 @dataclass
 class Store:
     """A cache and the namespace of the engine. namespace: None until a worker has registered its
-    pages, or for ever where the engine is not supported by the library."""
+    pages, or for ever where the engine is not supported by the library; of a worker that of its own
+    stage. stages: those that hold a block together, in the order of the pipeline."""
 
     cache: Cache
     identity: Any
     key: tuple
     users: int = 0
     namespace: Namespace | None = None
+    stages: tuple[Namespace, ...] = ()
     model: Model | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -38,8 +42,16 @@ class Store:
         with self.lock:
             if self.namespace is None or self.model != model:
                 self.namespace = self.cache.namespace(self.identity, model.layout)
-                self.model = model
+                self.stages, self.model = (self.namespace,), model
             return self.namespace
+
+    def open_stages(self, models: Sequence[Model]) -> None:
+        """The namespaces of a pipeline, from what each stage holds (stages_of())."""
+        with self.lock:
+            self.stages = tuple(
+                self.cache.namespace(replace(self.identity, pp_rank=rank), model.layout)
+                for rank, model in enumerate(models))
+            self.namespace, self.model = self.stages[0], models[0]
 
     def release(self) -> None:
         """One user less; the last one closes the cache, which writes what is queued."""
@@ -54,11 +66,6 @@ class Store:
 def check_processes(vllm_config: Any, settings: Settings) -> None:
     """UnsupportedError: an engine whose processes cannot share the store as configured."""
     parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        raise UnsupportedError(
-            "kvtier: pipeline parallel engines are not supported: a block is there when every "
-            "stage has its layers, and the scheduler is told the layers of one stage alone. Use "
-            "--tensor-parallel-size, with kvtierd")
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise UnsupportedError(f"kvtier: {name} above 1 is not supported")
@@ -77,6 +84,26 @@ def check_processes(vllm_config: Any, settings: Settings) -> None:
             "disk")
 
 
+def stages_of(told: Mapping[tuple[int, int], Model], count: int) -> list[Model]:
+    """What each of `count` stages holds, from what their workers told: {(stage, rank): Model}.
+    UnsupportedError: they cannot be asked together."""
+    models = []
+    for stage in range(count):
+        of_stage = [model for (number, _), model in sorted(told.items(), key=lambda item: item[0])
+                    if number == stage]
+        if not of_stage:
+            raise UnsupportedError(f"kvtier: stage {stage} of the pipeline did not tell which layers "
+                                   "it holds: is the connector alone, not below MultiConnector?")
+        if any(model.layout != of_stage[0].layout for model in of_stage):
+            raise UnsupportedError(f"kvtier: the ranks of stage {stage} lay their pages out "
+                                   'differently; set "pages": "opaque" in '
+                                   "kv_connector_extra_config")
+        models.append(of_stage[0])
+    if any(model.groups != models[0].groups for model in models):
+        raise UnsupportedError("kvtier: the stages of the pipeline group their layers differently")
+    return models
+
+
 def open_store(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> Store:
     """The store of this process for an engine; release() it. Raises what Cache() raises."""
     check_processes(vllm_config, settings)
@@ -88,6 +115,6 @@ def open_store(vllm_config: Any, kv_cache_config: Any, settings: Settings) -> St
         if store is None:
             store = _stores[key] = Store(Cache(settings.options), identity, key)
         store.users += 1
-    if settings.daemon:
+    if settings.daemon and vllm_config.parallel_config.pipeline_parallel_size == 1:
         store.open_namespace(model_of(kv_cache_config, settings.opaque))
     return store

@@ -24,6 +24,7 @@ import torch
 from .._errors import BusyError, ErrorCode, KvtierError, UnsupportedError
 from ..cache import Pool, Request
 from ..layout import Keys
+from .identity import stage_and_rank
 from .pages import Model, find_places, layer_numbers, model_of
 from .plan import Step, Told, Transfer
 from .settings import Settings
@@ -60,15 +61,15 @@ class _Load:
 
 
 class Worker:
-    """See the file's head. rank: of the tensor-parallel group, 0 where all hold the same bytes."""
+    """See the file's head. model: what its pages hold, once register() has found out."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, settings: Settings, store: Store,
                  counts: Counts) -> None:
         self._config, self._kv_cache_config = vllm_config, kv_cache_config
         self._settings, self._store, self._counts = settings, store, counts
-        self._rank = 0
+        self._rank = 0  # of the tensor-parallel group, 0 where all hold the same bytes
         self._pool: Pool | None = None
-        self._model: Model | None = None
+        self.model: Model | None = None
         self._layers: dict[str, int] = {}
         self._device = torch.device("cpu")
         self._loads: dict[str, _Load] = {}
@@ -105,8 +106,8 @@ class Worker:
         namespace = self._store.open_namespace(model)
         self._pool = self._store.cache.pool(model.layout, places, blocks, index,
                                             list(tensors.values()))
-        self._model, self._layers = model, layer_numbers(model)
-        self._rank = 0 if model.replicated else self._config.parallel_config.rank
+        self.model, self._layers = model, layer_numbers(model)
+        self._rank = 0 if model.replicated else stage_and_rank(self._config.parallel_config)[1]
         _log.info("kvtier: %d layers, %d pages of %d tokens, %d bytes a block in the engine, %d "
                   "stored, namespace %s", len(model.shapes), blocks, model.layout.block_tokens,
                   model.block_bytes(0), namespace.record_bytes(), namespace.id.hex())
@@ -263,7 +264,7 @@ class Worker:
                 self._store_some(_cut(what, start, start + _BATCH))
 
     def _store_some(self, what: Transfer) -> None:
-        tokens = self._model.groups[what.group].block_tokens
+        tokens = self.model.groups[what.group].block_tokens
         parent = self._keys([what.parent], what.group) if what.parent is not None else None
         try:
             request = self._store.namespace.store(
@@ -306,7 +307,7 @@ class Worker:
                 self._storing.subtract(what.pages)
                 if what.told is not None:
                     from .events import stored
-                    self._events += stored(what, good, self._model.groups[what.group].block_tokens)
+                    self._events += stored(what, good, self.model.groups[what.group].block_tokens)
             if left:
                 self._stores[name] = left
             else:
@@ -336,7 +337,7 @@ class Worker:
             if self._load_ended(load):
                 del self._loads[name]
                 received.add(name)
-                if self._model.one_chain:
+                if self.model.one_chain:
                     self._invalid |= load.failed
                 elif load.failed:
                     self._failed.add(name)
