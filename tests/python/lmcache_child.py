@@ -10,6 +10,8 @@ import socket
 import sys
 import time
 
+import shown
+
 
 def wait_for(port, pid):
     for _ in range(6000):
@@ -35,7 +37,7 @@ def main():
     llm = LLM(model=job["model"], skip_tokenizer_init=True, enforce_eager=True, seed=0,
               dtype="float32", max_model_len=640, kv_cache_memory_bytes=48 << 20, block_size=32,
               kv_transfer_config={
-                  "kv_connector": "LMCacheMPConnector", "kv_role": "kv_both",
+                  **shown.told(shown.command("lmcache", "serve"), "--kv-transfer-config"),
                   "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1",
                                                 "lmcache.mp.port": job["port"]}})
     sampling = SamplingParams(temperature=0, detokenize=False, max_tokens=16, logprobs=1)

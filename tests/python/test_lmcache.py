@@ -15,6 +15,7 @@ import sys
 import time
 
 import pytest
+import shown
 from conftest import SEED, need
 
 need("lmcache", "lmcache")
@@ -227,6 +228,15 @@ def test_lmcaches_own_adapter_over_it(tmp_path):
     adapter.close()
 
 
+def test_the_geometry_of_the_page_is_taken(tmp_path):
+    """As docs/engines/lmcache.md shows it: chunks of 256 tokens of an 8B model are coded."""
+    page = (shown.PAGES / "lmcache.md").read_text()
+    given = json.loads("{" + re.search(r"```json\n(.*?)```", page, re.S)[1] + "}")
+    made = KvtierConnector(**{**given["adapter_params"], **params(tmp_path / "store")})
+    assert made.shape(256 * 32 * 2 * 8 * 128 * 2).coded
+    made.close()
+
+
 # ---- the whole of it ----
 
 def free_port():
@@ -240,15 +250,15 @@ class Server:
 
     def __init__(self, store, log):
         self.port, self.log = free_port(), log
-        adapter = {"type": "native_plugin", "module_path": "kvtier.lmcache",
-                   "class_name": "KvtierConnector", "adapter_params": params(store)}
+        page = shown.command("lmcache", "lmcache", "server")
+        adapter = shown.told(page, "--l2-adapter")
+        adapter["adapter_params"] |= params(store)
         self.process = subprocess.Popen(
             [sys.executable, "-c", "import sys; from lmcache.cli.main import main; "
-             "sys.exit(main())", "server",
+             "sys.exit(main())", *shown.changed(page, l1_size_gb=1, l2_adapter=adapter)[1:],
              "--host", "127.0.0.1", "--port", str(self.port), "--http-host", "127.0.0.1",
-             "--http-port", str(free_port()), "--l1-size-gb", "1", "--eviction-policy", "LRU",
-             "--chunk-size", "64", "--supported-transfer-mode", "engine_driven",
-             "--l2-adapter", json.dumps(adapter)], stdout=open(log, "wb"),
+             "--http-port", str(free_port()), "--chunk-size", "64", "--supported-transfer-mode",
+             "engine_driven"], stdout=open(log, "wb"),
             stderr=subprocess.STDOUT, env={**os.environ, "LMCACHE_TRACK_USAGE": "false",
                                            "LMCACHE_LOG_LEVEL": "DEBUG"})
 
