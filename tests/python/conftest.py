@@ -26,13 +26,13 @@ def pytest_report_header():
 class Engine:
     """Pages of an engine, and a pool over them."""
 
-    def __init__(self, cache, seed=SEED, model="test"):
+    def __init__(self, cache, seed=SEED, model="test", **identity):
         self.random = random.Random(seed)
         self.parts = [bytearray(PAGES * TOKENS * HEADS * DIM * 4) for _ in range(2 * LAYERS)]
         self.views = [self._pages(part) for part in self.parts]
         kinds = [Kind.K, Kind.V] * LAYERS
         self.pool = cache.pool_of(list(zip(kinds, self.views)))
-        self.ns = cache.namespace(Identity("test", model=model), self.pool.layout)
+        self.ns = cache.namespace(Identity("test", model=model, **identity), self.pool.layout)
 
     @staticmethod
     def _pages(part):

@@ -8,10 +8,12 @@ import os
 import types
 
 import pytest
-from conftest import need
-from vllm_rig import HERE, ROUNDING, disk, flip, prompts, run, same, save_model, tokens
+from conftest import TOKENS, Engine, need
+from vllm_rig import (HERE, ROUNDING, disk, flip, job, prompts, redis, run, run_jobs, same, save_model,
+                      tokens)
 
 need("vllm", "vllm")
+import kvtier  # noqa: E402
 from kvtier import ConfigError, UnsupportedError, _engines  # noqa: E402
 from kvtier.vllm import settings  # noqa: E402
 
@@ -35,12 +37,26 @@ def test_options_that_do_not_exist_are_named():
     assert (own.load_async, own.salt, own.options) == (False, b"tenant", {"dram": "1GiB"})
 
 
+def test_failed_loads_are_computed_without_being_told(monkeypatch):
+    """The other tests set no policy, and damage is computed in them; where it cannot be set, and was
+    not, the engine does not start."""
+    assert settings.policy_can_be_set()
+    transfer = types.SimpleNamespace(kv_load_failure_policy="fail")
+    settings.recompute_failed_loads(transfer)
+    assert transfer.kv_load_failure_policy == "recompute"
+    monkeypatch.setattr(settings, "policy_can_be_set", lambda: False)
+    settings.recompute_failed_loads(transfer)
+    with pytest.raises(ConfigError, match='set "kv_load_failure_policy": "recompute"'):
+        settings.recompute_failed_loads(types.SimpleNamespace(kv_load_failure_policy="fail"))
+
+
 @pytest.mark.parametrize("parallel, extra, words", [
     ({"world_size": 2}, {}, "kvtierd"),
     ({"world_size": 2}, {"load": "layers", "store": "unix:/s"}, "one rank"),
-    ({"world_size": 2, "pipeline_parallel_size": 2}, {"store": "unix:/s"}, "one stage alone"),
+    ({"world_size": 2, "pipeline_parallel_size": 2}, {}, "kvtierd"),
     ({"world_size": 2, "decode_context_parallel_size": 2}, {}, "decode_context_parallel_size"),
-    ({"world_size": 2}, {"store": "unix:/s"}, "")])
+    ({"world_size": 2}, {"store": "unix:/s"}, ""),
+    ({"world_size": 2, "pipeline_parallel_size": 2}, {"store": "unix:/s"}, "")])
 def test_engines_whose_processes_cannot_share_a_store_are_refused(parallel, extra, words):
     from kvtier.vllm.store import check_processes
     config = types.SimpleNamespace(parallel_config=types.SimpleNamespace(
@@ -89,22 +105,54 @@ def test_windows_beside_full_attention_are_groups_of_the_layout():
     assert model_of(groups(Spec("FullAttentionSpec"))).one_chain
 
 
-def test_a_prompt_is_found_after_a_restart_and_damage_is_computed(tiny, tmp_path):
+ASKED = tokens(400, 1)
+
+
+@pytest.fixture(scope="module")
+def restarted(tiny, tmp_path_factory):
+    """A prompt is computed by an engine; then, in another process, asked of an engine with the same
+    store, and of one with a store of its own, as on another machine. Where a redis-server can be
+    started, both stores have it for a tier that they share."""
+    where = tmp_path_factory.mktemp("restarted")
+    with redis(where) as server:
+        shared = server and {"remote": server.url, "remote_write": "all", "remote_deadline": "60s"}
+        first = run(tiny, [[ASKED], [ASKED], [tokens(40, 5)]], disk(where / "store", **shared or {}),
+                    between={"2": server.wait_command(12)} if server else None)
+        jobs = [job(tiny, [[ASKED]], disk(where / "store"))]
+        if server:
+            jobs.append(job(tiny, [[ASKED]], disk(where / "other", **shared)))
+        again, *elsewhere = run_jobs(*jobs)
+    return where / "store", first, again, elsewhere
+
+
+def test_a_prompt_is_found_after_a_restart_and_damage_is_computed(tiny, restarted):
     """The hit equals one of vLLM's own prefix cache to the last bit; a store in which every record
     is damaged changes no token."""
-    asked = tokens(400, 1)
-    store = tmp_path / "store"
-    first = run(tiny, [[asked], [asked]], disk(store))
-    cold, native = first["batches"]
+    store, first, again, _ = restarted
+    cold, native, _ = first["batches"]
     assert cold[0]["cached"] == 0 and native[0]["cached"] == 384
-    again = run(tiny, [[asked]], disk(store))
+    assert "error" not in again, again["error"]
     hit = again["batches"][0]
     assert hit[0]["cached"] == 384 and again["metrics"]["loaded_disk_blocks"] == 12
     same(hit, native)
     assert flip(store)
-    poisoned = run(tiny, [[asked]], disk(store))
+    poisoned = run(tiny, [[ASKED]], disk(store))
     assert poisoned["metrics"]["loaded_blocks"] == 0
     same(poisoned["batches"][0], cold, ROUNDING)
+
+
+def test_a_prompt_of_another_machine_is_found_in_the_tier_that_both_share(restarted):
+    """An engine with empty DRAM and disk answers from the server without computing the prompt: as a
+    hit of vLLM's own prefix cache, bit for bit."""
+    _, first, _, elsewhere = restarted
+    if not elsewhere:
+        pytest.skip("no redis-server here (scripts/setup.sh test installs it)")
+    other = elsewhere[0]
+    assert "error" not in other, other["error"]
+    assert other["batches"][0][0]["cached"] == 384
+    same(other["batches"][0], first["batches"][1])
+    assert other["stats"]["remote.got"] == other["metrics"]["loaded_blocks"] == 12
+    assert other["metrics"]["failed_blocks"] == 0
 
 
 def test_many_requests_at_once_with_chunks_and_preemption(tiny, tmp_path):
@@ -121,6 +169,42 @@ def test_many_requests_at_once_with_chunks_and_preemption(tiny, tmp_path):
     assert second["metrics"]["loaded_disk_blocks"] > 0
     for batch in (*first["batches"], *second["batches"]):
         same(batch, plain, ROUNDING)
+
+
+def test_a_pipeline_has_what_every_stage_has():
+    """Two stages with a namespace each, one of which holds less, or holds it elsewhere: that is what
+    counts; and stages that cannot be asked together are refused."""
+    import dataclasses
+    from kvtier.vllm.pages import model_of
+    from kvtier.vllm.scheduler import Scheduler
+    from kvtier.vllm.stats import Counts
+    from kvtier.vllm.store import Store, stages_of
+    model = model_of(groups(Spec("FullAttentionSpec", block_size=TOKENS)))
+    opaque = model_of(groups(Spec("FullAttentionSpec", block_size=TOKENS)), opaque=True)
+    hashes = [bytes([i]) * 32 for i in range(8)]
+    with kvtier.Cache(dram="64MiB", env=False, plan="off", level="raw") as cache:
+        store = Store(cache, kvtier.Identity("test", model="m", pp_size=2), ())
+        scheduler = Scheduler(model, TOKENS, 1, store, Counts(), False)
+        asked = types.SimpleNamespace(request_id="a", block_hashes=hashes, lora_request=None,
+                                      num_tokens=8 * TOKENS + 1)
+        assert scheduler.matched(asked, 0) == 0  # no stage has told what it holds
+        engines = [Engine(cache, pp_rank=rank, pp_size=2) for rank in range(2)]
+        store.stages = tuple(engine.ns for engine in engines)
+        store.namespace = store.stages[0]
+        for engine, count in zip(engines, (8, 3)):
+            [engine.fill(page) for page in range(count)]
+            assert engine.store(kvtier.Keys.from_hashes(hashes[:count]), range(count)) == [0] * count
+        asked.request_id = "b"
+        assert scheduler.matched(asked, 0) == 3 * TOKENS
+        assert scheduler.sources(asked, 3 * TOKENS) == (3 * TOKENS, 0, 0)
+        asked.request_id = "c"
+        assert scheduler.matched(asked, 4 * TOKENS) == 0
+    told = {(1, 0): model, (0, 0): opaque, (0, 1): opaque}
+    assert stages_of(told, 2) == [opaque, model]
+    for bad, words in (({(0, 0): model}, "stage 1"), ({**told, (0, 1): model}, "ranks of stage 0"),
+                       ({**told, (1, 0): dataclasses.replace(model, groups=())}, "group their")):
+        with pytest.raises(UnsupportedError, match=words):
+            stages_of(bad, 2)
 
 
 def test_a_store_that_dies_or_is_full_costs_hits_only(tiny, tmp_path):

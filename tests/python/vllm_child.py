@@ -3,7 +3,8 @@
 job: {model, engine: {LLM() options}, kvtier: extra config or null, batches: [[prompt, ...], ...],
       sampling: {...}, between: {number of a batch: shell command before it},
       file_limit: bytes that a file may grow to from batch 0 on, or null,
-      lora: {name: folder}, events: whether KV events are counted}
+      lora: {name: folder}, events: whether KV events are counted,
+      forget: numbers of batches before which the engine's own prefix cache is emptied}
 prompt: token ids, or {tokens, salt, lora: name of an adapter}
 answer: {batches: [[{tokens, logprobs, cached}]], seconds: [...], metrics: {kvtier counter: value},
          stats: of the library, where the store lives in this process, events: [{...}]}
@@ -21,10 +22,12 @@ import sys
 import time
 import traceback
 
+import shown
+
 
 def transfer_config(extra):
-    return {"kv_connector": "KvtierConnector", "kv_connector_module_path": "kvtier.vllm",
-            "kv_role": "kv_both", "kv_load_failure_policy": "recompute",
+    """As docs/engines/vllm.md shows it, for a store of its own."""
+    return {**shown.told(shown.command("vllm", "serve"), "--kv-transfer-config"),
             "kv_connector_extra_config": extra}
 
 
@@ -75,6 +78,22 @@ def run_batch(llm, prompts, sampling, lora):
                                 for step in o.outputs[0].logprobs or []]} for o in outputs]
 
 
+def forget_prefixes(llm, seconds=120):
+    """Empty the engine's own prefix cache, once no block of it is held by a store any more."""
+    until = time.monotonic() + seconds
+    while not llm.reset_prefix_cache():
+        if time.monotonic() > until:
+            raise RuntimeError("blocks are held for ever")
+        llm.llm_engine.step()
+        time.sleep(0.01)
+
+
+def warm_up(worker):
+    """vLLM's runner for the CPU makes what goes from stage to stage when it warms up, and does not
+    warm up in eager mode."""
+    worker.model_runner.profile_run()
+
+
 def run_job(job):
     from vllm import LLM, SamplingParams
     options = {"skip_tokenizer_init": True, "enforce_eager": True, "disable_log_stats": False,
@@ -86,6 +105,8 @@ def run_job(job):
     if job.get("lora"):
         options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
     llm = LLM(model=job["model"], **options)
+    if options.get("pipeline_parallel_size", 1) > 1:
+        llm.collective_rpc(warm_up)
     events = Events(llm) if job.get("events") else None
     sampling = SamplingParams(temperature=0, detokenize=False, **job["sampling"])
     answer = {"batches": [], "seconds": []}
@@ -96,6 +117,8 @@ def run_job(job):
         command = (job.get("between") or {}).get(str(number))
         if command:
             subprocess.run(command, shell=True, check=True)
+        if number in job.get("forget", ()):
+            forget_prefixes(llm)
         took, results = run_batch(llm, prompts, sampling, job.get("lora"))
         answer["seconds"].append(took)
         answer["batches"].append(results)

@@ -1,14 +1,19 @@
 """Shared by the tests with the real vLLM: tiny models whose output depends on their cache, runs in
 processes of their own (vllm_child.py), and what damages a store.
 
-    vllm_rig.py flip DIR [AT]   one byte in every 4 KiB of the records of a store, or at AT alone
+    vllm_rig.py flip DIR [AT]      one byte in every 4 KiB of the records of a store, or at AT alone
+    vllm_rig.py wait PORT COUNT    until a redis-server has so many records
 """
+import contextlib
 import json
 import os
 import pathlib
 import random
+import shutil
+import socket
 import subprocess
 import sys
+import time
 
 from conftest import SEED
 
@@ -17,6 +22,8 @@ ROUNDING = 1e-3  # of a log-probability between two ways of computing it in floa
 ENGINE = {"dtype": "float32", "max_model_len": 640, "kv_cache_memory_bytes": 48 << 20,
           "block_size": 32}
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
+RANKS = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_HOST_IP": "127.0.0.1",
+         "GLOO_SOCKET_IFNAME": "lo"}  # for workers in processes of their own
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024,
          "max_position_embeddings": 2048, "tie_word_embeddings": False, "bos_token_id": 1,
@@ -82,7 +89,8 @@ def start(what, **environment):
 
 def answer(done):
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-8000:]
-    return json.loads(done.stdout.strip().rsplit("\n", 1)[-1])
+    lines = [line for line in done.stdout.splitlines() if line[:2] in ('{"', '[{')]
+    return json.loads(lines[-1])  # vLLM may have more to say at its end
 
 
 def run(*args, **more):
@@ -139,5 +147,58 @@ def flip_command(where, at=""):
     return f"{sys.executable} {HERE / 'vllm_rig.py'} flip {where} {at}"
 
 
+# ---- a redis-server ----
+
+class Redis:
+    """One on loopback."""
+
+    def __init__(self, port):
+        self.port, self.url = port, f"redis://127.0.0.1:{port}"
+
+    def records(self):
+        """How many it has. OSError: it does not answer."""
+        with socket.create_connection(("127.0.0.1", self.port), 10) as link:
+            link.sendall(b"DBSIZE\r\n")
+            return int(link.makefile("rb").readline().decode().strip().removeprefix(":"))
+
+    def wait(self, count, seconds=120):
+        """Whether it has so many records within some time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                if self.records() >= count:
+                    return True
+            time.sleep(0.05)
+        return False
+
+    def wait_command(self, count):
+        """For `between` of a job."""
+        return f"{sys.executable} {HERE / 'vllm_rig.py'} wait {self.port} {count}"
+
+
+@contextlib.contextmanager
+def redis(folder):
+    """A server that keeps nothing on disk; None where there is no redis-server."""
+    program = shutil.which("redis-server")
+    if not program:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([program, "--bind", "127.0.0.1", "--port", str(port), "--save", "",
+                                "--dir", str(folder)], stdout=subprocess.DEVNULL)
+    try:
+        server = Redis(port)
+        assert server.wait(0), "redis-server does not answer"
+        yield server
+    finally:
+        process.terminate()
+        process.wait()
+
+
 if __name__ == "__main__":
-    sys.exit(0 if sys.argv[1] == "flip" and flip(sys.argv[2], *map(int, sys.argv[3:])) else 1)
+    what, *words = sys.argv[1:]
+    good = flip(words[0], *map(int, words[1:])) if what == "flip" else \
+        Redis(int(words[0])).wait(int(words[1]))
+    sys.exit(0 if good else 1)
