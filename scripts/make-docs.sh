@@ -21,8 +21,9 @@ for page in "${pages[@]}"; do
         case $link in '' | '#'* | *://* | mailto:*) continue ;; esac
         [ -e "$dir/$(dirname "$page")/${link%%#*}" ] || printf '%s\n' "$link"
     done <<<"$links")
+    # the whole page is one record: the text of a link may begin on the line before
     GONE=$gone awk '
-        BEGIN { n = split(ENVIRON["GONE"], list, "\n"); for (i = 1; i <= n; i++) gone[list[i]] = 1 }
+        BEGIN { RS = "\001"; n = split(ENVIRON["GONE"], list, "\n"); for (i = 1; i <= n; i++) gone[list[i]] = 1 }
         {
             out = ""; rest = $0
             while (match(rest, /\[[^][]*\]\([^()]*\)/)) {
@@ -31,6 +32,6 @@ for page in "${pages[@]}"; do
                 out = out substr(rest, 1, RSTART - 1) (target in gone ? substr(link, 2, at - 2) : link)
                 rest = substr(rest, RSTART + RLENGTH)
             }
-            print out rest
+            printf "%s", out rest
         }' "$page" >"$dir/$page"
 done
