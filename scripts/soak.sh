@@ -95,6 +95,7 @@ lane_of_waits() {
     local launch=()
     ! setarch -R true 2>/dev/null || launch=(setarch -R)
     program build test_kill_ledger 15
+    [ "$minutes" -lt 60 ] || export KVT_DAEMON_KILLS=10000
     program build test_daemon_kill 10
     program build-tsan test_history 20 "${launch[@]}"
     program build test_full_disk 5
