@@ -47,7 +47,8 @@
 #define REDIS_CONNECT_NS INT64_C(2000000000)
 #define REDIS_BACKOFF_MIN_NS INT64_C(100000000)
 #define REDIS_BACKOFF_MAX_NS INT64_C(5000000000)
-#define REDIS_REFRESH_NS INT64_C(200000000) /* between two looks at the map of a cluster */
+#define REDIS_REFRESH_NS INT64_C(200000000)    /* between two looks at the map of a cluster */
+#define REDIS_REPLICAS_NS INT64_C(10000000000) /* the same, for replicas that are new */
 
 /* Each node has a connection for each: small questions do not stand behind records. */
 enum redis_lane { LANE_ASK, LANE_READ, LANE_WRITE, LANES };

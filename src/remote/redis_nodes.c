@@ -334,6 +334,9 @@ void redis_nodes_turn(struct redis *redis)
     }
     if (!down)
         redis->down_told = false;
+    if (redis->url.replicas && redis->mode == MODE_CLUSTER &&
+        redis->now_ns - redis->map_next_ns > REDIS_REPLICAS_NS)
+        redis->want_map = true;
     if (redis->want_map && !redis->asking_map && redis->now_ns >= redis->map_next_ns)
         ask_map(redis);
     if (redis->mode == MODE_CLUSTER && !redis->asking_map)

@@ -159,8 +159,8 @@ void redis_rig_run(struct redis_rig *rig, unsigned node)
     snprintf(command, sizeof(command),
              "setpriv --pdeathsig KILL redis-server --%s %d --bind 127.0.0.1 --dir %s "
              "--appendonly no --daemonize no "
-             "--protected-mode no --logfile %s/log.%u --save %s %s",
-             rig->tls ? "tls-port" : "port", rig->ports[node], rig->dir, rig->dir, node,
+             "--protected-mode no --logfile %s/log.%u --dbfilename dump.%u.rdb --save %s %s",
+             rig->tls ? "tls-port" : "port", rig->ports[node], rig->dir, rig->dir, node, node,
              "3600 1000000", rig->options);
     if (rig->cluster)
         snprintf(command + strlen(command), sizeof(command) - strlen(command),
