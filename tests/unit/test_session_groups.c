@@ -444,6 +444,58 @@ static void a_state_cannot_be_taken_back(void **state)
     go_idle(&a);
 }
 
+/* The cut ends inside a block that is filled in part, whose state was in no page: it gets none, for
+ * what it would hold is not that state. */
+static void a_cut_makes_no_state(void **state)
+{
+    (void)state;
+    open_with(&with_states, 40, 4096, NULL);
+    srig_session_open(&s, &a, 1024, 0);
+    srig_tokens(&a, 1, 200);
+    assert_int_equal(srig_resume(&s, &a, NULL), 0);
+    srig_fill(&s, &a, 0, 150);
+    assert_int_equal(kvt_session_truncate(s.mgr, a.id, 155), 0);
+    a.tokens = 155;
+    srig_check(&s);
+    assert_int_equal(srig_page(&s, &a, 2, 9), KVT_SESSION_NO_PAGE);
+    (void)srig_verify(&s, &a, 150, NULL);
+    go_idle(&a);
+    a.tokens = 150;
+    srig_tokens(&a, 800, 3);
+    assert_int_equal(srig_resume(&s, &a, NULL), 0);
+    srig_fill(&s, &a, info_of(&a).filled, 153);
+    (void)srig_verify(&s, &a, 153, NULL);
+    go_idle(&a);
+}
+
+/* A block that an active session had passed, and that has left L0, is computed by another one: a
+ * cut that needs it again finds it. */
+static void a_page_that_came_from_somebody_else(void **state)
+{
+    const struct kvt_session_group groups[] = {{.group = 5, .page_count = 30}};
+    struct rig_shape shape = rig_shape_small(100);
+    struct kvt_session_mgr_opts opts = {
+        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
+    (void)state;
+    shape.layers = 3;
+    srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
+    start(&a, 1, 200);
+    start(&c, 5000, 352);
+    go_idle(&c);
+    assert_int_equal(srig_group_block(&s, &a, 1, 7).page, KVT_SESSION_NO_PAGE);
+    assert_int_equal(kvt_session_truncate(s.mgr, a.id, 192), 0);
+    a.tokens = 192;
+    assert_int_equal(srig_page(&s, &a, 1, 7), KVT_SESSION_NO_PAGE);
+    start(&b, 1, 130);
+    assert_int_not_equal(srig_group_block(&s, &a, 1, 7).page, KVT_SESSION_NO_PAGE);
+    assert_int_equal(kvt_session_truncate(s.mgr, a.id, 176), 0);
+    a.tokens = 176;
+    srig_check(&s);
+    (void)srig_verify(&s, &a, 176, NULL);
+    go_idle(&a);
+    go_idle(&b);
+}
+
 /* ---- pressure ------------------------------------------------------------------------------ */
 
 /* Passed blocks of a window go first, unstored and uncounted as lost; groups have pages apart. */
@@ -669,6 +721,8 @@ int main(void)
         cmocka_unit_test_teardown(a_state_that_is_in_no_page_is_not_come_back_to, tear_down),
         cmocka_unit_test_teardown(cutting_back_needs_what_is_there, tear_down),
         cmocka_unit_test_teardown(a_state_cannot_be_taken_back, tear_down),
+        cmocka_unit_test_teardown(a_cut_makes_no_state, tear_down),
+        cmocka_unit_test_teardown(a_page_that_came_from_somebody_else, tear_down),
         cmocka_unit_test_teardown(what_was_passed_goes_first, tear_down),
         cmocka_unit_test_teardown(a_long_prompt_in_pieces, tear_down),
         cmocka_unit_test_teardown(a_prefix_is_shared_in_every_group, tear_down),
