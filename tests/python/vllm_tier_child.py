@@ -13,6 +13,7 @@ import pathlib
 import sys
 import time
 
+import shown
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
@@ -101,18 +102,23 @@ def settle(llm, tier):
     raise RuntimeError("stores do not end")
 
 
+def transfer_config(tier):
+    """As docs/engines/vllm-tier.md shows it, for a small CPU cache, a tier with other places and
+    sizes, and an engine whose pages are in host memory."""
+    page = shown.told(shown.command("vllm-tier", "serve"), "--kv-transfer-config")
+    extra = page["kv_connector_extra_config"]
+    return {**page, "kv_connector_extra_config": {
+        **extra, "spec_name": "CpuSpec", "spec_module_path": "vllm_tier_child",
+        "cpu_bytes_to_use": 32 << 20, "secondary_tiers": [{**extra["secondary_tiers"][0], **tier}]}}
+
+
 def main():
     job = json.load(sys.stdin)
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams
     llm = LLM(model=job["model"], skip_tokenizer_init=True, enforce_eager=True, seed=0,
               dtype="float32", max_model_len=640, kv_cache_memory_bytes=48 << 20, block_size=32,
-              kv_transfer_config={
-                  "kv_connector": "KvtierOffloadingConnector",
-                  "kv_connector_module_path": "kvtier.vllm_tier", "kv_role": "kv_both",
-                  "kv_connector_extra_config": {
-                      "spec_name": "CpuSpec", "spec_module_path": "vllm_tier_child",
-                      "cpu_bytes_to_use": 32 << 20, "secondary_tiers": [job["tier"]]}})
+              kv_transfer_config=transfer_config(job["tier"]))
     sampling = SamplingParams(temperature=0, detokenize=False, max_tokens=16, logprobs=1)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector.connector_scheduler
     tier = scheduler.manager.secondary_tiers[0]
