@@ -1,7 +1,8 @@
 """Goal: what a user runs works: vLLM's API server with workers in processes of their own, tensor
 parallel, over kvtierd; a prompt is found again over HTTP after a restart of the server, and /metrics
-says so. Method: kvtierd and the server as processes, the tiny model in float32 at level raw; each of
-two ranks stores its own half of every block."""
+says so; and pipelines, whose stages have other layers each. Method: kvtierd and the engine as
+processes, the tiny model in float32 at level raw; each of two ranks, or stages, stores its own part of
+every block."""
 import http.client
 import json
 import os
@@ -15,7 +16,7 @@ import time
 import pytest
 from conftest import need
 from vllm_child import transfer_config
-from vllm_rig import ENGINE, ENVIRONMENT, save_model, tokens
+from vllm_rig import ENGINE, ENVIRONMENT, RANKS, job, run_jobs, same, save_model, tokens
 
 need("vllm", "vllm")
 from kvtier import _c  # noqa: E402
@@ -60,8 +61,7 @@ class Server:
              "--enable-prompt-tokens-details", "--kv-transfer-config",
              json.dumps(transfer_config(store))],
             stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, **ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                 "OMP_NUM_THREADS": "1", "VLLM_HOST_IP": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"})
+            env={**os.environ, **ENVIRONMENT, **RANKS})
         until = time.monotonic() + START_SECONDS
         while self.process.poll() is None and time.monotonic() < until:
             try:
@@ -139,3 +139,23 @@ def test_tensor_parallel_over_http_after_a_restart(tmp_path):
     assert metrics["vllm:kvtier_loaded_blocks_total"] == 12
     assert metrics["vllm:kvtier_failed_blocks_total"] == 0
     assert metrics["vllm:external_prefix_cache_hits_total"] == 192
+
+
+def test_the_stages_of_a_pipeline_find_a_prompt_again(tmp_path):
+    """Stages of one and of three layers, each with a store of its own layers. When the engine's own
+    cache has been emptied, the answer is that of a hit in it, bit for bit."""
+    daemon, asked = Daemon(tmp_path), tokens(200, 23)
+    store = {"store": f"unix:{daemon.socket}", "level": "raw", "plan": "off", "env": "no"}
+    try:
+        ran, = run_jobs(job(
+            save_model(tmp_path / "model"), [[asked], [asked], [asked], [tokens(200, 24)]], store,
+            engine={"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, forget=[2]),
+            VLLM_PP_LAYER_PARTITION="1,3", **RANKS)
+    finally:
+        daemon.close()
+    assert "error" not in ran, ran["error"]
+    cold, native, again, other = (batch[0] for batch in ran["batches"])
+    assert [b["cached"] for b in (cold, native, again, other)] == [0, 192, 192, 0]
+    same([again], [native])
+    assert ran["metrics"]["loaded_blocks"] == 12  # each stage counts its own
+    assert ran["metrics"]["failed_blocks"] == 0
