@@ -65,6 +65,21 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
                 const struct kvt_layout *layout, struct kvt_ns **out);
 void kvt_ns_close(struct kvt_ns *ns); /* its requests must have completed; NULL is allowed */
 
+/* What a namespace may have of the store: all its groups together, DRAM and disk. 0 says nothing, and
+ * what was said before (by any client) holds; KVT_LIMIT_NONE lifts it. The options ns_quota and ttl
+ * hold for every namespace: nothing said here gives more than these. */
+#define KVT_LIMIT_NONE INT64_MAX
+struct kvt_ns_limits {
+    size_t struct_size;
+    uint64_t quota_bytes; /* of records, 64 KiB at least: beyond it its own blocks make room */
+    int64_t ttl_ns; /* blocks that nobody uses for so long are gone; a second at least. Changing it
+                       makes all blocks of the namespace begin anew */
+};
+/* Say it; it holds as long as the store is open, and is said again to a kvtierd that was restarted.
+ * A smaller quota than what is there takes effect by and by: as blocks are stored.
+ * Thread: any. Blocks: for a round trip per group. 0; KVT_E_INVAL; KVT_E_VERSION; -ENOMEM. */
+int kvt_ns_limit(struct kvt_ns *ns, const struct kvt_ns_limits *limits);
+
 /* The namespace id (16 bytes), for tools and logs. Borrowed while ns lives. */
 const uint8_t *kvt_ns_id(const struct kvt_ns *ns);
 

@@ -25,6 +25,7 @@ SONAME = "libkvtier.so.0"
 HASH_BYTES_MAX = 32
 NS_BYTES = 16
 DEVICE_HOST = -1
+LIMIT_NONE = (1 << 63) - 1
 NO_PAGE = 0xFFFFFFFF
 STATS_FN = C.CFUNCTYPE(None, C.c_void_p, C.c_char_p, C.c_uint64, C.c_char_p, C.c_char_p)
 LOG_FN = C.CFUNCTYPE(None, C.c_void_p, C.c_int, C.c_char_p)
@@ -34,6 +35,7 @@ CONFIG_FN = C.CFUNCTYPE(None, C.c_void_p, C.c_char_p, C.c_char_p, C.c_char_p, C.
 CONSTANTS = {
     "KVT_HASH_BYTES_MAX": HASH_BYTES_MAX, "KVT_NS_BYTES": NS_BYTES, "KVT_TILE_TOKENS": 16,
     "KVT_BLOCK_TOKENS_MAX": 4096, "KVT_HEAD_DIM_MAX": 1024, "KVT_DEVICE_HOST": DEVICE_HOST,
+    "KVT_LIMIT_NONE": LIMIT_NONE,
     "KVT_PARTS_MAX": 4096, "KVT_GROUPS_MAX": 16, "KVT_SESSION_NO_PAGE": NO_PAGE,
     "KVT_DTYPE_BF16": 1, "KVT_DTYPE_F16": 2, "KVT_DTYPE_F32": 3, "KVT_DTYPE_BYTE": 4,
     "KVT_PART_K": 1, "KVT_PART_V": 2, "KVT_PART_MLA": 3, "KVT_PART_OPAQUE": 4,
@@ -93,6 +95,10 @@ class kvt_identity(C.Structure):
                 ("layout", C.c_char_p), ("rope", C.c_char_p), ("rotation", C.c_char_p),
                 ("extra", C.c_char_p), ("salt", C.c_void_p), ("salt_len", C.c_size_t),
                 ("tp_size", C.c_uint32), ("pp_size", C.c_uint32), ("pp_rank", C.c_uint32)]
+
+
+class kvt_ns_limits(C.Structure):
+    _fields_ = [("struct_size", C.c_size_t), ("quota_bytes", C.c_uint64), ("ttl_ns", C.c_int64)]
 
 
 class kvt_lookup_opts(C.Structure):
@@ -179,7 +185,8 @@ class kvt_session_stats(C.Structure):
 
 
 STRUCTS = (kvt_part, kvt_group, kvt_layout, kvt_part_place, kvt_pool_desc, kvt_key, kvt_key_extra,
-           kvt_identity, kvt_lookup_opts, kvt_group_chain, kvt_store_opts, kvt_load_opts,
+           kvt_identity, kvt_ns_limits, kvt_lookup_opts, kvt_group_chain, kvt_store_opts,
+           kvt_load_opts,
            kvt_plan_query, kvt_plan, kvt_req_report, kvt_encode_report, kvt_session_mgr_opts,
            kvt_session_resume_opts, kvt_session_plan, kvt_session_info, kvt_session_stats)
 
@@ -218,6 +225,7 @@ int kvt_open_at(const char *, struct kvt_cache **, char *, size_t);
 void kvt_close(struct kvt_cache *);
 int kvt_ns_open(struct kvt_cache *, const struct kvt_identity *, const struct kvt_layout *, struct kvt_ns **);
 void kvt_ns_close(struct kvt_ns *);
+int kvt_ns_limit(struct kvt_ns *, const struct kvt_ns_limits *);
 const uint8_t *kvt_ns_id(const struct kvt_ns *);
 size_t kvt_ns_record_bytes(const struct kvt_ns *, uint16_t, int);
 int kvt_pool_register(struct kvt_cache *, const struct kvt_layout *, const struct kvt_pool_desc *, struct kvt_pool **);

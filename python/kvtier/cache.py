@@ -291,6 +291,17 @@ class Namespace(_Child):
         """16 bytes, for tools and logs."""
         return C.string_at(self._lib.kvt_ns_id(self.handle), _c.NS_BYTES)
 
+    def limit(self, quota: int | None = None, ttl: float | None = None) -> None:
+        """What it may have of the store, all its groups together: bytes of records, and the seconds
+        that a block lives without being used. None leaves it as it is, math.inf lifts it; the
+        options ns_quota and ttl hold besides. Blocks briefly."""
+        made = _c.kvt_ns_limits(C.sizeof(_c.kvt_ns_limits))
+        if quota is not None:
+            made.quota_bytes = int(min(quota, _c.LIMIT_NONE))
+        if ttl is not None:
+            made.ttl_ns = int(min(ttl * 1e9, _c.LIMIT_NONE))
+        _c.check(self._lib.kvt_ns_limit(self.handle, C.byref(made)), "limit")
+
     def record_bytes(self, level: Level | str | None = None, group: int = 0) -> int:
         """Bytes of one stored record, header and padding included."""
         return self._lib.kvt_ns_record_bytes(self.handle, group, Level.parse(level))

@@ -2,6 +2,7 @@
  * level maps that its blocks are coded with. Threads: any. Allocates; blocks for round trips.
  */
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,6 +80,8 @@ void kvt_ns_message(const struct kvt_ns *ns, uint32_t i, struct kvt_msg_ns_open 
     msg->block_tokens = group->block_tokens;
     msg->group = group->group;
     msg->loose = group->kind != KVT_GROUP_FULL;
+    msg->quota_bytes = ns->quota_bytes;
+    msg->ttl_ns = ns->ttl_ns;
     for (int level = KVT_LEVEL_INT4; level <= KVT_LEVEL_RAW; level++)
         msg->record_bytes[level] =
             group->uniform[level] != NULL ? group->uniform[level]->record_bytes : 0;
@@ -183,6 +186,55 @@ void kvt_ns_close(struct kvt_ns *ns)
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);
     kvt_ns_free(ns);
+}
+
+/* Every group of it, by its number: it is open already. */
+static int limits_say(struct kvt_ns *ns)
+{
+    int rc = 0;
+    for (uint32_t i = 0; i < ns->shape->group_count && rc == 0; i++) {
+        struct kvt_msg_ns_open msg;
+        uint32_t handle;
+        kvt_ns_message(ns, i, &msg);
+        rc = kvt_call_ns_open(ns->cache, &msg, &handle);
+    }
+    return rc;
+}
+
+int kvt_ns_limit(struct kvt_ns *ns, const struct kvt_ns_limits *limits)
+{
+    if (ns == NULL || limits == NULL)
+        return KVT_E_INVAL;
+    if (limits->struct_size != sizeof(*limits))
+        return KVT_E_VERSION;
+    if ((limits->quota_bytes != 0 && limits->quota_bytes < KVT_QUOTA_MIN) ||
+        (limits->ttl_ns != 0 && limits->ttl_ns < KVT_TTL_MIN_NS)) {
+        kvt_misuse_say(ns->cache, KVT_LOG_WARN, "kvt_ns_limit",
+                       "a quota of %" PRIu64 " bytes, %" PRId64
+                       " ns to live: 0 says nothing; else 64 KiB and a second at least",
+                       limits->quota_bytes, limits->ttl_ns);
+        return KVT_E_INVAL;
+    }
+    int rc = kvt_cache_enter(ns->cache);
+    if (rc != 0)
+        return rc;
+    struct kvt_cache *cache = ns->cache;
+    const uint64_t quota_before = ns->quota_bytes;
+    const int64_t ttl_before = ns->ttl_ns;
+    cache->callers++;
+    if (limits->quota_bytes != 0)
+        ns->quota_bytes = limits->quota_bytes;
+    if (limits->ttl_ns != 0)
+        ns->ttl_ns = limits->ttl_ns;
+    rc = limits_say(ns);
+    if (rc != 0) {
+        ns->quota_bytes = quota_before;
+        ns->ttl_ns = ttl_before;
+    }
+    cache->callers--;
+    pthread_cond_broadcast(&cache->idle);
+    pthread_mutex_unlock(&cache->lock);
+    return rc;
 }
 
 const uint8_t *kvt_ns_id(const struct kvt_ns *ns)

@@ -42,6 +42,8 @@ struct kvt_ns {
     uint8_t id[KVT_NS_BYTES];
     uint32_t refs; /* active requests and calls */
     struct kvt_prefill prefill;
+    uint64_t quota_bytes; /* as a message says them: 0 nothing */
+    int64_t ttl_ns;
     char label[64];               /* of the model, for people */
     struct kvt_choice_memo *memo; /* NULL: choices are not remembered */
     /* A group has news; released by who chooses, acquired by who saves. */

@@ -30,7 +30,7 @@
 #include "format/record.h"
 #include "kvtier/layout.h"
 
-#define KVT_PROTO_VERSION 1u
+#define KVT_PROTO_VERSION 2u
 #define KVT_MSG_BYTES_MAX (64u << 10)
 #define KVT_MSG_KEYS_MAX 1024u /* keys of one message: the client splits longer chains */
 
@@ -79,6 +79,9 @@ static_assert(sizeof(struct kvt_msg_key) == 40, "wire key");
 /* NS_OPEN: one group of a namespace. record_bytes[map]: bytes of its records under uniform map
  * 1..6; 0: not storable. reply.status >= 0, reply.ns the handle of this group. Errors: KVT_E_LAYOUT
  * records of other sizes exist, KVT_E_LIMIT, KVT_E_TOO_SMALL. */
+#define KVT_QUOTA_MIN (UINT64_C(64) << 10)
+#define KVT_TTL_MIN_NS INT64_C(1000000000)
+
 struct kvt_msg_ns_open {
     struct kvt_msg msg;
     uint8_t id[KVT_NS_BYTES];
@@ -87,6 +90,10 @@ struct kvt_msg_ns_open {
     uint8_t loose; /* 1: a block is of use without the ones before it: no chain is kept */
     uint8_t reserved;
     uint32_t record_bytes[8]; /* index = map id; [0] and [7] unused */
+    /* Of the namespace, all its groups together. 0: nothing is said, it stays as it is; INT64_MAX:
+     * what the store's options say. Never more than those. */
+    uint64_t quota_bytes;
+    int64_t ttl_ns;
     char label[64];           /* model name for people, printable ASCII, zero-terminated */
 };
 

@@ -69,6 +69,51 @@ static void rebuild(struct kvt_namespaces *spaces)
                 (uint16_t)(i + 1);
 }
 
+/* Into the ring of the groups of its id; what was said of the namespace holds for it too. */
+static void ring_enter(struct kvt_namespaces *spaces, uint32_t number)
+{
+    struct kvt_namespace *ns = &spaces->table[number], *other;
+
+    ns->next_group = number;
+    for (uint32_t i = 0; i < spaces->touched; i++) {
+        other = &spaces->table[i];
+        if (i == number || !other->used || memcmp(other->id, ns->id, KVT_NS_BYTES) != 0)
+            continue;
+        ns->next_group = other->next_group;
+        other->next_group = number;
+        ns->quota_bytes = other->quota_bytes;
+        ns->ttl = other->ttl;
+        return;
+    }
+}
+
+static void ring_leave(struct kvt_namespaces *spaces, uint32_t number)
+{
+    uint32_t before = number;
+
+    while (spaces->table[before].next_group != number)
+        before = spaces->table[before].next_group;
+    spaces->table[before].next_group = spaces->table[number].next_group;
+}
+
+uint64_t kvt_namespaces_held(const struct kvt_namespaces *spaces, uint32_t ns)
+{
+    uint64_t bytes = 0;
+    uint32_t at = ns;
+
+    do {
+        bytes += spaces->table[at].bytes + spaces->table[at].filling_bytes;
+        at = spaces->table[at].next_group;
+    } while (at != ns);
+    return bytes;
+}
+
+bool kvt_namespaces_same(const struct kvt_namespaces *spaces, uint32_t one, uint32_t other)
+{
+    return one == other ||
+           memcmp(spaces->table[one].id, spaces->table[other].id, KVT_NS_BYTES) == 0;
+}
+
 /* A number for a new namespace: an unused one, else one of an empty, never opened namespace. */
 static uint32_t number_take(struct kvt_namespaces *spaces)
 {
@@ -79,6 +124,8 @@ static uint32_t number_take(struct kvt_namespaces *spaces)
 
         if (ns->used && (ns->opened || ns->purging || ns->blocks))
             continue;
+        if (ns->used)
+            ring_leave(spaces, i);
         spaces->used -= ns->used;
         ns->used = 0;
         rebuild(spaces);
@@ -104,6 +151,7 @@ uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_
     ns->group = group;
     ns->used = 1;
     spaces->used++;
+    ring_enter(spaces, number);
     spaces->hash[cell_of(spaces, id, group)] = (uint16_t)(number + 1);
     return number;
 }
@@ -113,6 +161,7 @@ static int lengths_check(const struct kvt_msg_ns_open *open)
     int any = 0;
 
     if (open->loose > 1 || open->reserved || !open->block_tokens ||
+        (open->ttl_ns && open->ttl_ns < KVT_TTL_MIN_NS) ||
         open->block_tokens > KVT_BLOCK_TOKENS_MAX)
         return KVT_E_INVAL;
     for (unsigned map = 0; map < 8; map++) {

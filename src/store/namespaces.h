@@ -1,5 +1,6 @@
 /* Namespaces that the store knows: those opened by clients and those whose records recovery found.
  * What has a number here is one group of a namespace: groups have records of their own lengths.
+ * Those of one id are in a ring: quota and time to live are the namespace's.
  *
  * Rules
  *  1. A map of a namespace has one record length. Whoever says it first (an open, a record on disk)
@@ -15,6 +16,8 @@
 
 #include "format/message.h"
 
+struct kvt_ttl_clock;
+
 #define KVT_NAMESPACES_MAX 4096u /* 12 bits of an index entry */
 #define KVT_NS_NONE UINT32_MAX
 #define KVT_NS_MAPS KVT_MAP_IDS
@@ -27,6 +30,9 @@ struct kvt_namespace {
     uint64_t blocks;                    /* entries of the index */
     uint64_t bytes;                     /* of the records of those that are present */
     uint64_t filling_bytes;             /* of records that clients are filling */
+    uint64_t quota_bytes;               /* of all groups together; 0: the store's */
+    struct kvt_ttl_clock *ttl;          /* of all groups; NULL: the store's. store_ttl.c owns it */
+    uint32_t next_group;                /* ring of the groups of one id */
     uint32_t quota_cursor;              /* where a block to give up was looked for last */
     uint8_t used;
     uint8_t opened;
@@ -74,6 +80,12 @@ static inline uint32_t kvt_namespace_record_bytes(const struct kvt_namespaces *s
 {
     return spaces->table[ns].record_pages[map] * KVT_PAGE_BYTES;
 }
+
+/* Bytes of the records of all groups of the namespace that number `ns` is of, present or being
+ * filled. */
+uint64_t kvt_namespaces_held(const struct kvt_namespaces *spaces, uint32_t ns);
+/* Two numbers are groups of one namespace. */
+bool kvt_namespaces_same(const struct kvt_namespaces *spaces, uint32_t one, uint32_t other);
 
 /* Bytes of the longest record of those opened; 0: none. */
 uint32_t kvt_namespaces_largest(const struct kvt_namespaces *spaces);

@@ -169,8 +169,7 @@ static int32_t alloc_key(struct chain *chain, const struct kvt_full_key *full,
         store->counts.alloc_dropped_chain++;
         return KVT_E_ORPHAN;
     }
-    if (store->params.ns_bytes_max &&
-        !kvt_quota_room(
+    if (!kvt_quota_room(
             store, chain->ns, kvt_namespace_record_bytes(&store->spaces, chain->ns, chain->map),
             chain->has_parent ? kvt_entry_find(store, &chain->parent) : KVT_INDEX_NONE)) {
         store->counts.quota_refused++;

@@ -82,6 +82,7 @@ struct kvt_store_segment { /* records of one segment, by what has become of them
     uint32_t put;          /* since its life began */
     uint32_t live;         /* of them, those that the index names */
     uint32_t spare;        /* of these, those whose block is in DRAM, and not about to leave it */
+    uint8_t aged;          /* what was asked for early in its life is forgotten */
 };
 
 struct kvt_store_disk { /* one root */
@@ -102,6 +103,7 @@ struct kvt_store_disk { /* one root */
     uint64_t write_rate;  /* bytes a second, as measured; 0: not yet */
     uint32_t batch_bytes; /* most of the next batch, by that */
     bool joining;         /* what it holds is still being taken in (store_join.c) */
+    bool turning;         /* its log has recycled a segment in this life */
 };
 
 struct kvt_store {

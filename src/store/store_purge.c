@@ -98,6 +98,16 @@ static void journal_done(void *ctx, int status)
         purge->status = status;
 }
 
+/* It is remembered already: times to live purge the same over and over. */
+static bool is_off(const struct kvt_store *store, const struct kvt_journal_item *item)
+{
+    for (uint32_t i = 0; i < store->off_purge_count; i++)
+        if (store->off_purges[i].kind == item->kind &&
+            memcmp(&store->off_purges[i].key, &item->key, sizeof(item->key)) == 0)
+            return true;
+    return false;
+}
+
 /* A root that somebody else holds now may come later, with records of what is purged here, or has
  * come and is still being taken in. Too many to remember become "everything". */
 static void remember_off(struct kvt_store *store, const struct kvt_store_purge *purge)
@@ -111,6 +121,8 @@ static void remember_off(struct kvt_store *store, const struct kvt_store_purge *
             store->off_purge_count = 1;
             return;
         }
+        if (is_off(store, &purge->items[i]))
+            continue;
         if (!store->off_purge_count || store->off_purges[0].kind != KVT_JOURNAL_PURGE_ALL)
             store->off_purges[store->off_purge_count++] = purge->items[i];
     }
@@ -167,7 +179,7 @@ void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_jo
     }
 }
 
-bool kvt_purges_floor(struct kvt_store *store, uint64_t value)
+bool kvt_purges_floor(struct kvt_store *store, const uint8_t *ns, uint64_t value)
 {
     struct kvt_store_purge *purge = store->purges;
     struct kvt_journal_item *items;
@@ -180,7 +192,9 @@ bool kvt_purges_floor(struct kvt_store *store, uint64_t value)
     *purge = (struct kvt_store_purge){
         .store = store, .used = 1, .silent = 1, .count = 1, .items = items};
     memset(&items[0], 0, sizeof(items[0]));
-    items[0].kind = KVT_JOURNAL_PURGE_ALL;
+    items[0].kind = ns ? KVT_JOURNAL_PURGE_NS : KVT_JOURNAL_PURGE_ALL;
+    if (ns)
+        memcpy(items[0].key.ns, ns, KVT_NS_BYTES);
     items[0].value = value;
     for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++)
         purge->self[i] = purge;

@@ -36,8 +36,9 @@ void kvt_purges_destroy(struct kvt_store *store);
 bool kvt_purges_run(struct kvt_store *store);
 void kvt_purges_end_all(struct kvt_store *store, int status);
 bool kvt_purges_free(const struct kvt_store *store);
-/* Journal everywhere, unasked, that records of sequences below `value` are gone. false: not now. */
-bool kvt_purges_floor(struct kvt_store *store, uint64_t value);
+/* Journal everywhere, unasked, that records of sequences below `value` are gone: all, or
+ * those of namespace `ns`. false: not now. */
+bool kvt_purges_floor(struct kvt_store *store, const uint8_t *ns, uint64_t value);
 /* Purges of the time before a root came: journal them there. */
 void kvt_purges_off_journal(struct kvt_store *store, uint32_t root);
 /* Records of one root that are damaged are not to be found at the next open either: journal that.

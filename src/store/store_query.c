@@ -83,6 +83,10 @@ void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct k
 
         if (!err)
             err = kvt_scrub_grow(store, largest);
+        if (!err)
+            err = kvt_ttl_of(store, (uint32_t)number, open->ttl_ns);
+        if (!err)
+            kvt_quota_of(store, (uint32_t)number, open->quota_bytes);
         number = err ? err : number;
     }
     reply = kvt_reply_begin(store, msg, sizeof(*reply));

@@ -1,5 +1,6 @@
-/* What one namespace may hold, in DRAM and on disk together: when it is full, blocks of its own
- * make room for its new ones, so that a tenant that floods the cache floods itself.
+/* What one namespace may hold, in DRAM and on disk together, all its groups: when it is full, blocks
+ * of its own make room for its new ones, so that a tenant that floods the cache floods itself. The
+ * store's quota holds for each namespace; one may have a smaller one of its own.
  *
  * The blocks given up are found by a clock over the index: leaves of this namespace that were not
  * used since the last time round, and that nothing is being done with. A bounded number of entries
@@ -42,25 +43,51 @@ static void give_up(struct kvt_store *store, uint32_t entry)
     kvt_entry_settle(store, entry);
 }
 
+/* 0: any. */
+static uint64_t quota(const struct kvt_store *store, uint32_t ns)
+{
+    uint64_t own = kvt_namespace_at(&store->spaces, ns)->quota_bytes;
+    uint64_t all = store->params.ns_bytes_max;
+
+    return own && all ? KVT_MIN(own, all) : own + all;
+}
+
+void kvt_quota_of(struct kvt_store *store, uint32_t ns, uint64_t bytes)
+{
+    uint32_t at = ns;
+
+    if (!bytes)
+        return;
+    do {
+        struct kvt_namespace *group = kvt_namespace_at(&store->spaces, at);
+
+        group->quota_bytes = bytes >= INT64_MAX ? 0 : bytes;
+        at = group->next_group;
+    } while (at != ns);
+}
+
 bool kvt_quota_room(struct kvt_store *store, uint32_t ns, uint32_t bytes, uint32_t keep)
 {
     struct kvt_namespace *space = kvt_namespace_at(&store->spaces, ns);
-    uint64_t most = store->params.ns_bytes_max, want = bytes;
+    uint64_t most = quota(store, ns), held;
     uint32_t looked = 0;
 
     if (!most)
         return true;
-    want += space->filling_bytes;
-    while (space->bytes + want > most && looked++ < LOOK_MAX && store->index.touched) {
+    held = kvt_namespaces_held(&store->spaces, ns);
+    while (held + bytes > most && looked++ < LOOK_MAX && store->index.touched) {
         uint32_t entry = space->quota_cursor++ % store->index.touched;
         struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
-        if (!e->used || e->ns != ns || entry == keep || !may_go(store, e))
+        if (!e->used || entry == keep || !kvt_namespaces_same(&store->spaces, e->ns, ns) ||
+            !may_go(store, e))
             continue;
-        if (e->freq)
+        if (e->freq) {
             e->freq--;
-        else
+        } else {
             give_up(store, entry);
+            held = kvt_namespaces_held(&store->spaces, ns);
+        }
     }
-    return space->bytes + want <= most;
+    return held + bytes <= most;
 }

@@ -62,7 +62,7 @@ enum kvt_started kvt_l3_read(struct kvt_store *store, const struct kvt_load *loa
         return KVT_WAITS_FOR_READ;
     map = k->map;
     bytes = (uint32_t)k->pages * KVT_PAGE_BYTES;
-    if (store->params.ns_bytes_max && !kvt_quota_room(store, load->ns, bytes, KVT_INDEX_NONE)) {
+    if (!kvt_quota_room(store, load->ns, bytes, KVT_INDEX_NONE)) {
         store->counts.quota_refused++;
         return KVT_NOT_THERE;
     }

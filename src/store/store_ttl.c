@@ -1,45 +1,84 @@
 /* Time to live: blocks that nobody has used for that long are gone, from DRAM, from the index, and
- * for good: a restart brings none of them back.
+ * for good: a restart brings none of them back. It is the store's, or a shorter one that a
+ * namespace has of its own (all its groups).
  *
  * Two bytes an entry say when it was last used, in 64ths of the time to live. Whoever looks an
  * entry up asks here first, so a block is a miss the moment it expires; a pass over the index every
- * sixteenth of the time finds those that nobody asks for, long before the two bytes come round.
- * Then the roots journal "what was stored before this sequence is gone", where the sequence is the
- * first that was given out within the time to live. So a block that was kept alive by its uses for
- * longer than that does not survive a restart either: the disk does not know of its uses. What a
- * restart finds starts to live anew.
+ * sixteenth of the shortest time finds those that nobody asks for, long before the two bytes come
+ * round. Then the roots journal "what was stored before this sequence is gone" (of that namespace),
+ * where the sequence is the first that was given out within the time to live. So a block that was
+ * kept alive by its uses for longer than that does not survive a restart either: the disk does not
+ * know of its uses. What a restart finds starts to live anew, and so does what is there when a
+ * namespace gets another time.
  *
  * The clock never goes back here. Pinned blocks do not expire; they begin anew when they are let
  * go. Bytes on disk stay until their segment is recycled: a purge is for what must not. Threads:
- * the store's owner. Allocates at open and when the index grows.
+ * the store's owner. Allocates at open, when the index grows, and when a namespace opens.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
+#include "kvtier/error.h"
 #include "store/store_impl.h"
 #include "store/store_recycle.h"
 
 #define PASS_TICKS (KVT_TTL_TICKS / 16u)
 
-int kvt_ttl_init(struct kvt_store *store)
+/* The clocks that run: the store's first, when it has one. */
+static struct kvt_ttl_clock *first_clock(struct kvt_store_ttl *ttl)
+{
+    return ttl->store.unit_ns ? &ttl->store : ttl->own;
+}
+
+static struct kvt_ttl_clock *next_clock(struct kvt_store_ttl *ttl, struct kvt_ttl_clock *clock)
+{
+    return clock == &ttl->store ? ttl->own : clock->next;
+}
+
+/* The one that an entry lives by; NULL: it lives for ever. */
+static struct kvt_ttl_clock *clock_of(struct kvt_store *store, uint32_t entry)
+{
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    struct kvt_ttl_clock *own = kvt_namespace_at(&store->spaces, e->ns)->ttl;
+
+    if (own)
+        return own;
+    return store->ttl.store.unit_ns ? &store->ttl.store : NULL;
+}
+
+static void start(struct kvt_store *store, struct kvt_ttl_clock *clock, int64_t ttl_ns)
 {
     struct kvt_store_ttl *ttl = &store->ttl;
 
+    ttl->now_ns = KVT_MAX(ttl->now_ns, kvt_store_now(store));
+    memset(clock->marks, 0, sizeof(clock->marks));
+    clock->ttl_ns = ttl_ns;
+    clock->unit_ns = KVT_MAX(ttl_ns / KVT_TTL_TICKS, INT64_C(1));
+    clock->tick = (uint64_t)(KVT_MAX(ttl->now_ns, INT64_C(0)) / clock->unit_ns);
+    clock->pass_tick = clock->tick;
+    /* What is here now was stored before: nothing is known to be older than the time to live. */
+    clock->marks[clock->tick % KVT_TTL_MARKS] = store->sequence_next;
+    ttl->tick_ns = INT64_MIN;
+}
+
+int kvt_ttl_init(struct kvt_store *store)
+{
     if (!store->params.ttl_ns)
         return 0;
-    ttl->unit_ns = KVT_MAX(store->params.ttl_ns / KVT_TTL_TICKS, INT64_C(1));
-    ttl->now_ns = kvt_store_now(store);
-    ttl->tick = (uint64_t)(KVT_MAX(ttl->now_ns, INT64_C(0)) / ttl->unit_ns);
-    ttl->pass_tick = ttl->tick;
-    ttl->marks[ttl->tick % KVT_TTL_MARKS] = store->sequence_next;
-    /* What is here now was stored before: nothing is known to be older than the time to live. */
+    start(store, &store->ttl.store, store->params.ttl_ns);
     return kvt_ttl_grow(store);
 }
 
 void kvt_ttl_destroy(struct kvt_store *store)
 {
+    while (store->ttl.own) {
+        struct kvt_ttl_clock *clock = store->ttl.own;
+
+        store->ttl.own = clock->next;
+        free(clock);
+    }
     free(store->ttl.stamps);
     store->ttl.stamps = NULL;
 }
@@ -47,63 +86,84 @@ void kvt_ttl_destroy(struct kvt_store *store)
 int kvt_ttl_grow(struct kvt_store *store)
 {
     struct kvt_store_ttl *ttl = &store->ttl;
-    uint32_t capacity = store->index.capacity;
+    uint32_t capacity = store->index.capacity, before = ttl->capacity;
     uint16_t *stamps;
 
-    if (!ttl->unit_ns || ttl->capacity >= capacity)
+    if (!first_clock(ttl) || before >= capacity)
         return 0;
     stamps = realloc(ttl->stamps, (size_t)capacity * sizeof(*stamps));
     if (!stamps)
         return -ENOMEM;
-    for (uint32_t i = ttl->capacity; i < capacity; i++)
-        stamps[i] = (uint16_t)ttl->tick;
+    memset(stamps + before, 0, (size_t)(capacity - before) * sizeof(*stamps));
     ttl->stamps = stamps;
     ttl->capacity = capacity;
+    for (uint32_t i = before; i < KVT_MIN(store->index.touched, capacity); i++)
+        if (kvt_index_at(&store->index, i)->used)
+            kvt_ttl_touch(store, i);
     return 0;
 }
 
 void kvt_ttl_touch(struct kvt_store *store, uint32_t entry)
 {
-    if (entry < store->ttl.capacity)
-        store->ttl.stamps[entry] = (uint16_t)store->ttl.tick;
+    const struct kvt_ttl_clock *clock;
+
+    if (entry >= store->ttl.capacity)
+        return;
+    clock = clock_of(store, entry);
+    if (clock)
+        store->ttl.stamps[entry] = (uint16_t)clock->tick;
+}
+
+static void tick_clock(struct kvt_store *store, struct kvt_ttl_clock *clock)
+{
+    uint64_t tick = (uint64_t)store->ttl.now_ns / (uint64_t)clock->unit_ns, last;
+
+    if (tick == clock->tick)
+        return;
+    /* What was given out since the last tick may be of any of those that passed unseen. */
+    last = clock->marks[clock->tick % KVT_TTL_MARKS];
+    for (uint64_t t = KVT_MAX(clock->tick + 1, tick - KVT_MIN(tick, KVT_TTL_MARKS - 1)); t < tick;
+         t++)
+        clock->marks[t % KVT_TTL_MARKS] = last;
+    clock->marks[tick % KVT_TTL_MARKS] = store->sequence_next;
+    clock->tick = tick;
 }
 
 void kvt_ttl_tick(struct kvt_store *store)
 {
     struct kvt_store_ttl *ttl = &store->ttl;
-    uint64_t tick, last;
 
     if (!ttl->stamps)
         return;
     ttl->now_ns = KVT_MAX(ttl->now_ns, kvt_store_now(store));
-    tick = (uint64_t)ttl->now_ns / (uint64_t)ttl->unit_ns;
-    if (tick == ttl->tick)
+    if (ttl->now_ns < ttl->tick_ns)
         return;
-    /* What was given out since the last tick may be of any of those that passed unseen. */
-    last = ttl->marks[ttl->tick % KVT_TTL_MARKS];
-    for (uint64_t t = KVT_MAX(ttl->tick + 1, tick - KVT_MIN(tick, KVT_TTL_MARKS - 1)); t < tick;
-         t++)
-        ttl->marks[t % KVT_TTL_MARKS] = last;
-    ttl->marks[tick % KVT_TTL_MARKS] = store->sequence_next;
-    ttl->tick = tick;
+    ttl->tick_ns = INT64_MAX;
+    for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c)) {
+        tick_clock(store, c);
+        ttl->tick_ns = KVT_MIN(ttl->tick_ns, (int64_t)(c->tick + 1) * c->unit_ns);
+    }
 }
 
-static bool expired(const struct kvt_store *store, uint32_t entry)
+static struct kvt_ttl_clock *expired(struct kvt_store *store, uint32_t entry)
 {
     const struct kvt_store_ttl *ttl = &store->ttl;
     const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    struct kvt_ttl_clock *clock;
 
-    return entry < ttl->capacity && kvt_index_present(e) && !e->pinned &&
-           (uint16_t)(ttl->tick - ttl->stamps[entry]) > KVT_TTL_TICKS;
+    if (entry >= ttl->capacity || !kvt_index_present(e) || e->pinned)
+        return NULL;
+    clock = clock_of(store, entry);
+    return clock && (uint16_t)(clock->tick - ttl->stamps[entry]) > KVT_TTL_TICKS ? clock : NULL;
 }
 
-static void expire(struct kvt_store *store, uint32_t entry)
+static void expire(struct kvt_store *store, uint32_t entry, struct kvt_ttl_clock *clock)
 {
     struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
     store->counts.ttl_expired++;
     store->sweep_on |= e->children > 0;
-    store->ttl.due = store->sequence_next;
+    clock->due = store->sequence_next;
     if (e->slot != KVT_INDEX_NONE)
         kvt_entry_drop_slot(store, entry, false);
     if (e->on_disk) {
@@ -117,9 +177,14 @@ static void expire(struct kvt_store *store, uint32_t entry)
 
 uint32_t kvt_ttl_alive(struct kvt_store *store, uint32_t entry)
 {
-    if (entry == KVT_INDEX_NONE || !store->ttl.stamps || !expired(store, entry))
+    struct kvt_ttl_clock *clock;
+
+    if (entry == KVT_INDEX_NONE || !store->ttl.stamps)
         return entry;
-    expire(store, entry);
+    clock = expired(store, entry);
+    if (!clock)
+        return entry;
+    expire(store, entry, clock);
     return KVT_INDEX_NONE;
 }
 
@@ -131,18 +196,94 @@ uint32_t kvt_ttl_find(struct kvt_store *store, const struct kvt_full_key *key)
     return kvt_ttl_alive(store, entry) == entry ? entry : kvt_entry_find(store, key);
 }
 
+/* ---- a time of its own ------------------------------------------------------------------------ */
+
+/* All groups of the namespace live by this clock from now on, and what is there begins anew. */
+static void live_by(struct kvt_store *store, uint32_t ns, struct kvt_ttl_clock *clock)
+{
+    uint32_t at = ns;
+
+    do {
+        kvt_namespace_at(&store->spaces, at)->ttl = clock;
+        at = kvt_namespace_at(&store->spaces, at)->next_group;
+    } while (at != ns);
+    for (uint32_t i = 0; i < store->index.touched; i++) {
+        const struct kvt_index_entry *e = kvt_index_at(&store->index, i);
+
+        if (e->used && kvt_namespaces_same(&store->spaces, e->ns, ns))
+            kvt_ttl_touch(store, i);
+    }
+}
+
+static void stop(struct kvt_store *store, struct kvt_ttl_clock *clock)
+{
+    struct kvt_ttl_clock **at = &store->ttl.own;
+
+    while (*at != clock)
+        at = &(*at)->next;
+    *at = clock->next;
+    free(clock);
+}
+
+int kvt_ttl_of(struct kvt_store *store, uint32_t ns, int64_t ttl_ns)
+{
+    struct kvt_namespace *space = kvt_namespace_at(&store->spaces, ns);
+    struct kvt_ttl_clock *clock = space->ttl;
+    int err;
+
+    if (!ttl_ns || (clock && clock->ttl_ns == ttl_ns))
+        return 0;
+    if (ttl_ns == INT64_MAX || (store->ttl.store.unit_ns && ttl_ns >= store->ttl.store.ttl_ns)) {
+        if (clock) {
+            live_by(store, ns, NULL);
+            stop(store, clock);
+        }
+        return 0;
+    }
+    if (!clock) {
+        clock = calloc(1, sizeof(*clock));
+        if (!clock)
+            return -ENOMEM;
+        memcpy(clock->ns, space->id, sizeof(clock->ns));
+        clock->next = store->ttl.own;
+        store->ttl.own = clock;
+        start(store, clock, ttl_ns);
+        err = kvt_ttl_grow(store);
+        if (err) {
+            stop(store, clock);
+            return err;
+        }
+    } else {
+        start(store, clock, ttl_ns);
+    }
+    live_by(store, ns, clock);
+    return 0;
+}
+
+/* ---- for good --------------------------------------------------------------------------------- */
+
 /* Once a pass has seen everything: what is older than the time to live is gone for good. Goes on
  * until that covers whatever has expired: a time to live later at the latest. */
-static void journal(struct kvt_store *store)
+static void journal(struct kvt_store *store, struct kvt_ttl_clock *clock)
 {
-    struct kvt_store_ttl *ttl = &store->ttl;
     uint64_t floor;
 
-    if (!store->disk_count || ttl->floor >= ttl->due || ttl->tick < KVT_TTL_TICKS)
+    if (!store->disk_count || clock->floor >= clock->due || clock->tick < KVT_TTL_TICKS)
         return;
-    floor = ttl->marks[(ttl->tick - KVT_TTL_TICKS) % KVT_TTL_MARKS];
-    if (floor > ttl->floor && kvt_purges_floor(store, floor))
-        ttl->floor = floor;
+    floor = clock->marks[(clock->tick - KVT_TTL_TICKS) % KVT_TTL_MARKS];
+    if (floor > clock->floor &&
+        kvt_purges_floor(store, clock == &store->ttl.store ? NULL : clock->ns, floor))
+        clock->floor = floor;
+}
+
+/* When the next pass is due, by the shortest time to live. */
+static int64_t pass_due(struct kvt_store_ttl *ttl)
+{
+    int64_t due = INT64_MAX;
+
+    for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c))
+        due = KVT_MIN(due, (int64_t)(c->pass_tick + PASS_TICKS) * c->unit_ns);
+    return due;
 }
 
 int64_t kvt_ttl_run(struct kvt_store *store)
@@ -153,19 +294,26 @@ int64_t kvt_ttl_run(struct kvt_store *store)
     if (!ttl->stamps)
         return INT64_MAX;
     kvt_ttl_tick(store);
-    if (store->closing)
-        ttl->due = store->sequence_next;
-    if (store->closing || !ttl->cursor)
-        journal(store);
-    if (!ttl->cursor && ttl->tick - ttl->pass_tick < PASS_TICKS)
-        return store->index.used ? (int64_t)(ttl->pass_tick + PASS_TICKS) * ttl->unit_ns
-                                 : INT64_MAX;
+    for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c)) {
+        if (store->closing)
+            c->due = store->sequence_next;
+        if (store->closing || !ttl->cursor)
+            journal(store, c);
+    }
+    if (!ttl->cursor && ttl->now_ns < pass_due(ttl))
+        return store->index.used ? pass_due(ttl) : INT64_MAX;
     if (!ttl->cursor)
-        ttl->pass_tick = ttl->tick;
+        for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c))
+            c->pass_tick = c->tick;
     end = KVT_MIN(store->index.touched, ttl->cursor + KVT_STORE_SCAN_ENTRIES);
-    for (; ttl->cursor < end; ttl->cursor++)
-        if (kvt_index_at(&store->index, ttl->cursor)->used && expired(store, ttl->cursor))
-            expire(store, ttl->cursor);
+    for (; ttl->cursor < end; ttl->cursor++) {
+        struct kvt_ttl_clock *clock = kvt_index_at(&store->index, ttl->cursor)->used
+                                          ? expired(store, ttl->cursor)
+                                          : NULL;
+
+        if (clock)
+            expire(store, ttl->cursor, clock);
+    }
     if (ttl->cursor >= store->index.touched)
         ttl->cursor = 0;
     return kvt_store_now(store);

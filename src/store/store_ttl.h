@@ -14,16 +14,25 @@ struct kvt_store;
 #define KVT_TTL_TICKS 64u
 #define KVT_TTL_MARKS 128u
 
-struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
-    uint16_t *stamps;  /* by entry: the tick of its last use */
-    uint32_t capacity;
-    int64_t unit_ns, now_ns; /* of a tick; the latest time seen */
+struct kvt_ttl_clock { /* of one time to live; unit_ns 0: blocks live for ever */
+    struct kvt_ttl_clock *next;
+    int64_t ttl_ns, unit_ns; /* unit: of a tick */
     uint64_t tick;
     uint64_t marks[KVT_TTL_MARKS]; /* by tick: sequences below were given out before it */
-    uint32_t cursor;               /* of the pass */
-    uint64_t pass_tick;            /* when the last one began */
+    uint64_t pass_tick;            /* when the last pass began */
     uint64_t floor;                /* journaled: sequences below it do not come back */
     uint64_t due;                  /* floor that covers all that has expired so far */
+    uint8_t ns[KVT_NS_BYTES];      /* whose it is; not the store's */
+};
+
+struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
+    uint16_t *stamps;  /* by entry: the tick of its last use, by its namespace's clock */
+    uint32_t capacity;
+    int64_t now_ns;             /* the latest time seen */
+    int64_t tick_ns;            /* when the next tick of any clock is */
+    uint32_t cursor;            /* of the pass */
+    struct kvt_ttl_clock store; /* of namespaces that have none of their own */
+    struct kvt_ttl_clock *own;  /* those that have */
 };
 
 /* ---- store_ttl.c: time to live */
@@ -36,11 +45,17 @@ void kvt_ttl_touch(struct kvt_store *store, uint32_t entry);
 uint32_t kvt_ttl_find(struct kvt_store *store, const struct kvt_full_key *key);
 /* The entry itself, or NONE when it has expired: it is gone then. */
 uint32_t kvt_ttl_alive(struct kvt_store *store, uint32_t entry);
+/* What a namespace says of itself: 0 nothing, INT64_MAX that the store's holds; never longer than
+ * that. 0, -ENOMEM. */
+__attribute__((warn_unused_result)) int kvt_ttl_of(struct kvt_store *store, uint32_t ns,
+                                                   int64_t ttl_ns);
 /* Time passes: before each message and in each run. Returns the next time to run. */
 int64_t kvt_ttl_run(struct kvt_store *store);
 void kvt_ttl_tick(struct kvt_store *store);
 
 /* ---- store_quota.c: bytes of a namespace */
+/* What a namespace says of itself: 0 nothing, INT64_MAX that the store's holds. */
+void kvt_quota_of(struct kvt_store *store, uint32_t ns, uint64_t bytes);
 /* Make room for a record in its namespace, by giving up others of it; keep: not this entry. */
 bool kvt_quota_room(struct kvt_store *store, uint32_t ns, uint32_t bytes, uint32_t keep);
 

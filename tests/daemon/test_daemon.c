@@ -232,6 +232,23 @@ static void a_daemon_that_is_killed_and_started_again_is_found_again(void **stat
     assert_int_equal(rig_stat(&rig, "daemon.reconnects"), 3);
 }
 
+/* What a namespace said of itself is said again to a daemon that knows nothing of it. */
+static void limits_of_a_namespace_outlive_the_daemon(void **state)
+{
+    struct kvt_ns_limits limits = {.struct_size = sizeof(limits), .quota_bytes = 64u << 10};
+    (void)state;
+    begin("--dram 16MiB");
+    engine_open(&rig);
+    assert_int_equal(kvt_ns_limit(rig.ns, &limits), 0);
+    const size_t held = rig_store(&rig, 1, BLOCKS, 0, NULL);
+    assert_true(held > 0 && held < BLOCKS);
+    daemon_kill(&server);
+    assert_int_equal(rig_lookup(&rig, 1, BLOCKS), 0);
+    daemon_start(&server);
+    wait_connected(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), held);
+}
+
 /* Requests of every kind are under way when the daemon is stopped and then killed. */
 static void requests_under_way_end_as_misses_when_the_daemon_dies(void **state)
 {
@@ -603,6 +620,7 @@ int main(void)
         cmocka_unit_test_teardown(a_daemon_that_comes_later_is_used, tear_down),
         cmocka_unit_test_teardown(a_daemon_that_is_killed_and_started_again_is_found_again,
                                   tear_down),
+        cmocka_unit_test_teardown(limits_of_a_namespace_outlive_the_daemon, tear_down),
         cmocka_unit_test_teardown(requests_under_way_end_as_misses_when_the_daemon_dies, tear_down),
         cmocka_unit_test_teardown(a_daemon_that_is_stopped_is_given_up, tear_down),
         cmocka_unit_test_teardown(other_versions_are_refused_by_name, tear_down),

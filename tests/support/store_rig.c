@@ -329,6 +329,9 @@ int rig_try_ns(struct rig *rig, uint8_t name, const uint32_t pages[7], uint32_t 
 
     memset(msg->id, name, sizeof(msg->id));
     msg->block_tokens = 16;
+    msg->group = rig->group;
+    msg->quota_bytes = rig->ns_quota;
+    msg->ttl_ns = rig->ns_ttl_ns;
     for (int map = 1; map <= 6; map++)
         msg->record_bytes[map] = pages[map] * 4096;
     rig_forget_replies(rig);
@@ -355,6 +358,14 @@ struct kvt_msg_key rig_key(uint64_t number)
     return key;
 }
 
+static struct kvt_msg_key key_of(const struct rig *rig, uint64_t number)
+{
+    struct kvt_msg_key key = rig_key(number);
+
+    key.group = rig->group;
+    return key;
+}
+
 void rig_alloc(struct rig *rig, uint32_t client, uint32_t ns, const uint64_t *numbers, uint32_t n,
                uint64_t parent, uint8_t map, uint8_t replace, struct kvt_alloc_entry *entries)
 {
@@ -370,7 +381,7 @@ void rig_alloc(struct rig *rig, uint32_t client, uint32_t ns, const uint64_t *nu
         memcpy(msg->parent, &parent, 8);
     }
     for (uint32_t i = 0; i < n; i++)
-        msg->keys[i] = rig_key(numbers[i]);
+        msg->keys[i] = key_of(rig, numbers[i]);
     rig_forget_replies(rig);
     reply = (const struct kvt_msg_alloc_reply *)ask(rig, client, msg);
     assert_int_equal(reply->msg.status, 0);
@@ -401,8 +412,8 @@ uint64_t rig_fill(struct rig *rig, uint32_t ns, uint64_t number, uint64_t parent
 {
     uint8_t *record = rig->arena + entry->arena_offset;
     struct kvt_record_header *header = (struct kvt_record_header *)record;
-    struct kvt_msg_key key = rig_key(number);
-    struct kvt_key plain = {.hash_len = key.hash_len};
+    struct kvt_msg_key key = key_of(rig, number);
+    struct kvt_key plain = {.hash_len = key.hash_len, .group = key.group};
 
     memcpy(plain.hash, key.hash, sizeof(key.hash));
     memset(header, 0, sizeof(*header));
@@ -481,7 +492,7 @@ uint64_t rig_acquire(struct rig *rig, uint32_t client, uint32_t ns, const uint64
     msg->deadline_ns = deadline_ns;
     msg->min_level = min;
     for (uint32_t i = 0; i < n; i++)
-        msg->keys[i] = rig_key(numbers[i]);
+        msg->keys[i] = key_of(rig, numbers[i]);
     assert_int_equal(rig_send(rig, client, msg), 0);
     free(msg);
     return cookie;
@@ -491,8 +502,8 @@ int rig_verify(struct rig *rig, uint32_t ns, uint64_t number, const struct kvt_m
 {
     const uint8_t *record = rig->arena + grant->arena_offset;
     const struct kvt_record_header *header = (const struct kvt_record_header *)record;
-    struct kvt_msg_key key = rig_key(number);
-    struct kvt_key plain = {.hash_len = key.hash_len};
+    struct kvt_msg_key key = key_of(rig, number);
+    struct kvt_key plain = {.hash_len = key.hash_len, .group = key.group};
     struct kvt_full_key full;
     uint8_t *want;
 
@@ -593,7 +604,7 @@ static void *keys_request(struct rig *rig, int op, uint32_t ns, const uint64_t *
 
     msg->min_level = min;
     for (uint32_t i = 0; i < n; i++)
-        msg->keys[i] = rig_key(numbers[i]);
+        msg->keys[i] = key_of(rig, numbers[i]);
     return msg;
 }
 

@@ -55,10 +55,13 @@ struct rig {
     int64_t now_ns;
     uint64_t cookie;
     bool check_each_step;
-    bool patient;  /* a reply may take a minute of the store's time: the drive is failing */
-    uint8_t write; /* of the ALLOCs that follow */
-    uint8_t whole; /* of the LOOKUPs that follow: struct kvt_msg_keys */
-    bool held_io;  /* completions are held back: settle() does not wait for them */
+    bool patient;   /* a reply may take a minute of the store's time: the drive is failing */
+    uint8_t write;  /* of the ALLOCs that follow */
+    uint8_t whole;  /* of the LOOKUPs that follow: struct kvt_msg_keys */
+    uint16_t group; /* of the namespaces that are opened and the keys that are named from now on */
+    uint64_t ns_quota; /* what namespaces that are opened from now on say of themselves */
+    int64_t ns_ttl_ns;
+    bool held_io; /* completions are held back: settle() does not wait for them */
     /* Takes a grant out of the replies: true when it is the test's own business. */
     bool (*on_grant)(void *ctx, uint32_t client, const struct kvt_msg_grant *grant);
     void *on_grant_ctx;

@@ -383,6 +383,42 @@ static void minimum_levels_and_the_switch_hold(void **state)
     assert_int_equal(hit(SIZE_MAX), KVT_E_INVAL);
 }
 
+/* What a namespace says of itself holds for all its groups together, and never gives more than the
+ * option does. */
+static void a_quota_is_of_all_groups_together(void **state)
+{
+    struct kvt_ns_limits limits = {.struct_size = sizeof(limits)};
+    (void)state;
+    start("dram=4MiB,ns_quota=1MiB", NULL, sixteen, 32, 16, CHAIN);
+    size_t bytes = kvt_ns_record_bytes(rig.ns, FULL, KVT_LEVEL_RAW);
+    assert_int_equal(kvt_ns_record_bytes(rig.ns, WINDOW, KVT_LEVEL_RAW), bytes);
+    limits.quota_bytes = 16 * bytes;
+    assert_int_equal(kvt_ns_limit(rig.ns, &limits), 0);
+    store(0, 0, 12, 0);
+    assert_int_equal(rig_stat(&rig, "quota.evicted"), 0);
+    store(1, 0, 12, 0);
+    assert_int_equal(rig_stat(&rig, "quota.evicted"), 8);
+    assert_int_equal(kvt_lookup(rig.ns, keys[1], 12, NULL, NULL), 12);
+    assert_int_equal(kvt_lookup(rig.ns, keys[0], 12, NULL, NULL), 4);
+    limits.quota_bytes = KVT_LIMIT_NONE;
+    limits.ttl_ns = INT64_C(3600000000000);
+    assert_int_equal(kvt_ns_limit(rig.ns, &limits), 0);
+    store(0, 4, 36, 0);
+    assert_int_equal(rig_stat(&rig, "quota.evicted"), 8);
+    limits.quota_bytes = 1;
+    assert_int_equal(kvt_ns_limit(rig.ns, &limits), KVT_E_INVAL);
+    limits.quota_bytes = 0;
+    limits.ttl_ns = 1000;
+    assert_int_equal(kvt_ns_limit(rig.ns, &limits), KVT_E_INVAL);
+    limits.ttl_ns = -1;
+    assert_int_equal(kvt_ns_limit(rig.ns, &limits), KVT_E_INVAL);
+    limits.struct_size = 4;
+    assert_int_equal(kvt_ns_limit(rig.ns, &limits), KVT_E_VERSION);
+    assert_int_equal(kvt_ns_limit(NULL, &limits), KVT_E_INVAL);
+    assert_int_equal(kvt_ns_limit(rig.ns, NULL), KVT_E_INVAL);
+    assert_int_equal(kvt_lookup(rig.ns, keys[0], 40, NULL, NULL), 40);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -395,6 +431,7 @@ int main(void)
                                   tear_down),
         cmocka_unit_test_teardown(origin_is_kept_by_group, tear_down),
         cmocka_unit_test_teardown(minimum_levels_and_the_switch_hold, tear_down),
+        cmocka_unit_test_teardown(a_quota_is_of_all_groups_together, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -219,6 +219,41 @@ static void test_full_table(void **state)
     assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LIMIT);
 }
 
+/* Groups of one id find each other, whatever else comes and goes between them. */
+static void test_groups_are_one_namespace(void **state)
+{
+    struct kvt_namespace *table = spaces.table;
+
+    (void)state;
+    for (uint32_t i = 0; i < 60; i++) /* groups 0, 1, 2 of twenty ids, and their bytes */
+        assert_int_equal(kvt_namespaces_add(&spaces, id_of(3, i % 20), (uint16_t)(i / 20)), i);
+    for (uint32_t i = 0; i < 60; i++) {
+        table[i].bytes = 1000 * (i % 20);
+        table[i].filling_bytes = i / 20;
+        assert_true(kvt_namespaces_same(&spaces, i, (i + 20) % 60));
+        assert_false(kvt_namespaces_same(&spaces, i, (i + 1) % 60));
+    }
+    for (uint32_t i = 0; i < 60; i++)
+        assert_int_equal(kvt_namespaces_held(&spaces, i), 3000 * (i % 20) + 3);
+    table[0].quota_bytes = 77; /* of all groups that are there: the store sees to that; and later */
+    table[20].quota_bytes = 77;
+    table[40].quota_bytes = 77;
+    assert_int_equal(kvt_namespaces_add(&spaces, id_of(3, 0), 9), 60);
+    assert_int_equal(table[60].quota_bytes, 77);
+    assert_int_equal(kvt_namespaces_held(&spaces, 60), 3);
+    /* the table is full, and the middle group's place goes to another namespace */
+    for (uint32_t i = 61; i < KVT_NAMESPACES_MAX; i++) {
+        assert_int_equal(kvt_namespaces_add(&spaces, id_of(i, i), 0), i);
+        table[i].opened = 1;
+    }
+    for (uint32_t i = 0; i < 61; i++)
+        table[i].opened = i != 20;
+    assert_int_equal(kvt_namespaces_add(&spaces, id_of(4, 1), 0), 20);
+    assert_int_equal(kvt_namespaces_held(&spaces, 20), 0);
+    assert_int_equal(kvt_namespaces_held(&spaces, 0), 2);
+    assert_int_equal(kvt_namespaces_held(&spaces, 40), 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -228,6 +263,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_disk_and_open_agree, setup, teardown),
         cmocka_unit_test_setup_teardown(test_groups_are_apart, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ids_of_mixed_maps, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_groups_are_one_namespace, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_table, setup, teardown),
     };
 

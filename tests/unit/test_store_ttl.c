@@ -2,7 +2,8 @@
  *
  * Goal:   a block lives as long after its last use as was said, and not longer, whatever the clock
  *         does; it is gone for good; pinned ones stay, and the pin budget is kept; a namespace
- * never holds more than its quota, makes its own room, and takes none from others; counts hold.
+ *         never holds more than its quota, makes its own room, and takes none from others; both may
+ *         be a namespace's own, never beyond the store's, and hold for all its groups; counts hold.
  * Method: the rig without threads, whose clock is a number that goes back as well; every step is
  *         checked; restarts are orderly ones and crashes.
  */
@@ -297,6 +298,185 @@ static void test_a_quota_full_of_pins_refuses(void **state)
     rig_close(&rig);
 }
 
+/* ---- what a namespace says of itself ------------------------------------------------------- */
+
+static uint32_t open_with(uint8_t name, uint16_t group, uint64_t quota, int64_t ttl_ns)
+{
+    uint32_t handle;
+
+    rig.group = group;
+    rig.ns_quota = quota;
+    rig.ns_ttl_ns = ttl_ns;
+    handle = rig_ns(&rig, name, pages);
+    rig.group = 0;
+    rig.ns_quota = 0;
+    rig.ns_ttl_ns = 0;
+    return handle;
+}
+
+static uint32_t put_group(uint16_t group, uint32_t space, uint64_t first, uint32_t n)
+{
+    rig.group = group;
+    n = put_in(space, first, n);
+    rig.group = 0;
+    return n;
+}
+
+static uint32_t get_group(uint16_t group, uint32_t space, uint64_t first, uint32_t n)
+{
+    rig.group = group;
+    n = get_in(space, first, n);
+    rig.group = 0;
+    return n;
+}
+
+/* Two groups, 24 blocks between them: what one stores, the other gives. */
+static void test_groups_share_a_quota(void **state)
+{
+    struct rig_options o = options(0);
+    uint32_t other, second;
+
+    (void)state;
+    o.ns_bytes_max = 24 * BLOCK;
+    begin(&o);
+    second = open_with(1, 5, 0, 0);
+    other = rig_ns(&rig, 2, pages);
+    assert_int_equal(put_in(other, 1, 16), 16);
+    assert_int_equal(put_in(ns, 1, 20), 20);
+    assert_int_equal(put_group(5, second, 1, 20), 20);
+    assert_int_equal(rig_stats(&rig).quota_evicted, 16);
+    assert_int_equal(get_group(5, second, 1, 20), 20);
+    assert_int_equal(get_in(ns, 1, 20), 4);
+    assert_int_equal(get_in(other, 1, 16), 16);
+    rig_close(&rig);
+}
+
+static void test_a_quota_of_its_own(void **state)
+{
+    struct rig_options o = options(0);
+    uint32_t other, second;
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(open_with(1, 0, 8 * BLOCK, 0), ns);
+    other = rig_ns(&rig, 2, pages);
+    assert_int_equal(put_in(ns, 1, 16), 8); /* a chain cannot give up what it stands on */
+    assert_int_equal(put_in(other, 1, 16), 16);
+    assert_int_equal(rig_ns(&rig, 1, pages), ns); /* who says nothing changes nothing */
+    assert_int_equal(put_in(ns, 101, 8), 8);
+    assert_int_equal(get_in(ns, 1, 8), 0);
+    second = open_with(1, 5, 0, 0); /* a group that comes later has it too */
+    assert_int_equal(put_group(5, second, 1, 8), 8);
+    assert_int_equal(get_in(ns, 101, 8), 0);
+    assert_int_equal(open_with(1, 0, INT64_MAX, 0), ns); /* lifted */
+    assert_int_equal(put_in(ns, 201, 16), 16);
+    assert_int_equal(get_group(5, second, 1, 8), 8);
+    assert_int_equal(get_in(other, 1, 16), 16);
+    rig_close(&rig);
+}
+
+/* The store's own limits hold whatever a namespace says. */
+static void test_nothing_said_gives_more(void **state)
+{
+    struct rig_options o = options(2 * SECOND);
+    uint32_t handle;
+
+    (void)state;
+    o.ns_bytes_max = 8 * BLOCK;
+    begin(&o);
+    assert_int_equal(open_with(1, 0, 1000 * BLOCK, 1000 * SECOND), ns);
+    assert_int_equal(put_in(ns, 1, 16), 8);
+    rig_advance(&rig, 3 * SECOND);
+    assert_int_equal(found(1, 8), 0);
+    rig.ns_ttl_ns = SECOND - 1; /* ticks of nanoseconds would keep the store busy */
+    assert_int_equal(rig_try_ns(&rig, 1, pages, &handle), KVT_E_INVAL);
+    rig.ns_ttl_ns = -1;
+    assert_int_equal(rig_try_ns(&rig, 1, pages, &handle), KVT_E_INVAL);
+    rig.ns_ttl_ns = 0;
+    rig_close(&rig);
+}
+
+/* Of its own, with or without one of the store's; changed and lifted. */
+static void a_time_of_its_own(int64_t of_store)
+{
+    struct rig_options o = options(of_store);
+    uint32_t other, second;
+
+    begin(&o);
+    other = rig_ns(&rig, 2, pages);
+    assert_int_equal(put_in(ns, 1, 4), 4); /* there before anything is said */
+    assert_int_equal(open_with(1, 0, 0, 2 * SECOND), ns);
+    second = open_with(1, 5, 0, 0);
+    assert_int_equal(put_in(other, 1, 4), 4);
+    assert_int_equal(put_group(5, second, 1, 4), 4);
+    rig_advance(&rig, SECOND);
+    assert_int_equal(get_in(ns, 1, 2), 2);
+    rig_advance(&rig, 3 * SECOND / 2);
+    assert_int_equal(found(1, 4), 2);
+    assert_int_equal(get_group(5, second, 1, 4), 0);
+    assert_int_equal(get_in(other, 1, 4), 4);
+    assert_int_equal(rig_ns(&rig, 1, pages), ns); /* nothing is said: it stays */
+    rig_advance(&rig, SECOND);
+    assert_int_equal(found(1, 4), 0);
+    assert_int_equal(put_in(ns, 1, 4), 4);
+    assert_int_equal(open_with(1, 0, 0, 4 * SECOND), ns);
+    rig_advance(&rig, 3 * SECOND);
+    assert_int_equal(found(1, 4), 4);
+    rig_advance(&rig, 3 * SECOND / 2);
+    assert_int_equal(found(1, 4), 0);
+    assert_int_equal(put_in(ns, 1, 4), 4);
+    assert_int_equal(open_with(1, 0, 0, INT64_MAX), ns); /* lifted: the store's */
+    rig_advance(&rig, 5 * SECOND);
+    assert_int_equal(found(1, 4), 4);
+    rig_advance(&rig, 40 * SECOND);
+    assert_int_equal(found(1, 4), of_store ? 0 : 4);
+    rig_close(&rig);
+}
+
+static void test_a_time_of_its_own(void **state)
+{
+    (void)state;
+    a_time_of_its_own(0);
+    a_time_of_its_own(32 * SECOND);
+}
+
+/* A restart brings back what lives on in others, and nothing of what has expired here. */
+static void own_time_for_good(bool crash)
+{
+    struct rig_options o = options(0);
+    uint32_t other;
+
+    begin(&o);
+    other = rig_ns(&rig, 2, pages);
+    assert_int_equal(open_with(1, 0, 0, 16 * SECOND), ns);
+    assert_int_equal(put_in(ns, 1, 8), 8);
+    assert_int_equal(put_in(other, 1, 8), 8);
+    assert_int_equal(rig_flush(&rig), 0);
+    for (int i = 0; i < 14; i++)
+        rig_advance(&rig, SECOND);
+    assert_int_equal(put_in(ns, 101, 8), 8);
+    assert_int_equal(rig_flush(&rig), 0);
+    for (int i = 0; i < 5; i++)
+        rig_advance(&rig, SECOND);
+    if (crash)
+        rig_crash(&rig);
+    else
+        rig_reopen(&rig);
+    ns = rig_ns(&rig, 1, pages);
+    other = rig_ns(&rig, 2, pages);
+    assert_int_equal(found(1, 8), 0);
+    assert_int_equal(get_in(ns, 101, 8), 8);
+    assert_int_equal(get_in(other, 1, 8), 8);
+    rig_close(&rig);
+}
+
+static void test_its_own_time_is_for_good(void **state)
+{
+    (void)state;
+    own_time_for_good(false);
+    own_time_for_good(true);
+}
+
 /* Levels that rise and cool, restarts, expiry, quotas and evictions at random: bytes of namespaces
  * are added up again after every step. */
 static void test_bytes_hold_through_everything(void **state)
@@ -315,7 +495,14 @@ static void test_bytes_hold_through_everything(void **state)
         uint32_t n = 1 + (uint32_t)kvt_rng_below(&rng, 8);
         for (uint32_t k = 0; k < n; k++)
             numbers[k] = chain + k;
-        switch (kvt_rng_below(&rng, 8)) {
+        switch (kvt_rng_below(&rng, 9)) {
+        case 8: /* longer and shorter than the store's, or none of its own */
+            assert_int_equal(open_with(1, 0, (8 + kvt_rng_below(&rng, 64)) * BLOCK,
+                                       kvt_rng_below(&rng, 4)
+                                           ? SECOND + (int64_t)kvt_rng_below(&rng, 12) * SECOND
+                                           : INT64_MAX),
+                             ns);
+            break;
         case 0:
         case 1:
             (void)rig_put(&rig, ns, numbers, n, 0, KV4, 1, NULL);
@@ -365,6 +552,11 @@ int main(void)
         cmocka_unit_test(test_stamps_that_come_round),
         cmocka_unit_test(test_a_namespace_keeps_to_its_quota),
         cmocka_unit_test(test_a_quota_full_of_pins_refuses),
+        cmocka_unit_test(test_groups_share_a_quota),
+        cmocka_unit_test(test_a_quota_of_its_own),
+        cmocka_unit_test(test_nothing_said_gives_more),
+        cmocka_unit_test(test_a_time_of_its_own),
+        cmocka_unit_test(test_its_own_time_is_for_good),
         cmocka_unit_test(test_bytes_hold_through_everything),
     };
 
