@@ -1,10 +1,16 @@
 /* Which segment of a root goes next, and which of its records stay.
  *
- *   CLEAN  the segment of which least is of use, when at least an eighth is of none: the rest is
- *          moved whole, that eighth is room won.
+ *   CLEAN  the segment of which least is of use, when at least a half is of none (an eighth, where
+ *          DRAM and disk hold a block once): the rest is moved whole, that half is room won. It
+ *          also makes young again what nobody has asked for, so a smaller share costs hits.
  *   SWEEP  there is none: the oldest one. What was asked for since it was written is moved, the
  *          rest goes. Where that is nearly all of it, nothing is written: the segment counts as the
  *          newest one instead, and what is in it as not asked for yet.
+ *
+ * What is moved stays for a whole turn of the log, however long ago it was asked for. So in SWEEP
+ * what was asked for in the first fifth of a segment's life only does not count: when a segment has
+ * come that far, a hand that goes ahead forgets it (not where a block is held once: what is asked
+ * for is in DRAM there).
  *
  * Of use is a record that the index names; and, where DRAM and disk hold a block once, only if its
  * block is not in DRAM, or is about to leave it. Copies of others are given up when their segment
@@ -19,10 +25,14 @@
 #include "base/checked.h"
 #include "store/store_impl.h"
 
-#define CLEAN_WON 8u  /* one in so many of its records, or more, is of no use */
+#define CLEAN_WON 2u  /* one in so many of its records, or more, is of no use; ... */
+#define ONCE_WON 8u   /* ... where DRAM and disk hold a block once */
 #define ONCE_PART 16u /* DRAM is that part of the disk, or more */
 #define RENEW_PART 8u /* at most one in so many records put there has not been asked for */
 #define RENEWS 16u    /* in a row; then the next one goes, whatever it holds */
+#define EARLY_TENTHS 2u /* of a segment's life: what is asked for then does not count later */
+#define OFTEN 2u        /* asked for so often: it counts nevertheless */
+#define HAND_FROM 8u    /* segments; with fewer, a part of their life is no time at all */
 
 bool kvt_recycle_once(const struct kvt_store *store)
 {
@@ -47,7 +57,7 @@ static uint32_t emptiest(const struct kvt_store_disk *disk, bool once)
 
         if (!need)
             return i;
-        if ((uint64_t)(uses->put - need) * CLEAN_WON < uses->put)
+        if ((uint64_t)(uses->put - need) * (once ? ONCE_WON : CLEAN_WON) < uses->put)
             continue;
         if (best == KVT_L2_SEGMENT_NONE ||
             (uint64_t)need * best_put < (uint64_t)best_need * uses->put) {
@@ -71,13 +81,41 @@ static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)
     return (uint64_t)(put - used) * RENEW_PART <= put;
 }
 
-static void renew(struct kvt_store_disk *disk, uint32_t segment)
+/* Of blocks that were asked for less than `often` times in all. */
+static void forget_hits(struct kvt_store_disk *disk, uint32_t segment, unsigned often)
 {
     for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
          i = kvt_index_at(&disk->store->index, i)->next)
-        kvt_index_at(&disk->store->index, i)->hit = 0;
+        if (kvt_index_at(&disk->store->index, i)->freq < often)
+            kvt_index_at(&disk->store->index, i)->hit = 0;
+}
+
+static void renew(struct kvt_store_disk *disk, uint32_t segment)
+{
+    forget_hits(disk, segment, KVT_INDEX_FREQ_MAX + 1);
+    disk->uses[segment].aged = 0;
     kvt_l2_renew(disk->l2, segment);
     disk->store->counts.renewed++;
+}
+
+/* Segments that have just left the young end of the log. */
+static void hand(struct kvt_store_disk *disk)
+{
+    uint32_t count = 0, place = 0, i = KVT_L2_SEGMENT_NONE;
+
+    while ((i = kvt_l2_recyclable(disk->l2, i)) != KVT_L2_SEGMENT_NONE)
+        count++;
+    if (count < HAND_FROM)
+        return;
+    for (i = kvt_l2_recyclable(disk->l2, KVT_L2_SEGMENT_NONE);
+         i != KVT_L2_SEGMENT_NONE && place < count - count * EARLY_TENTHS / 10;
+         i = kvt_l2_recyclable(disk->l2, i), place++) {
+        if (disk->uses[i].aged)
+            continue;
+        disk->uses[i].aged = 1;
+        if (disk->turning) /* before, it may have come here long ago */
+            forget_hits(disk, i, OFTEN);
+    }
 }
 
 uint32_t kvt_recycle_emptiest(const struct kvt_store_disk *disk)
@@ -87,6 +125,8 @@ uint32_t kvt_recycle_emptiest(const struct kvt_store_disk *disk)
 
 bool kvt_recycle_choose(struct kvt_store_disk *disk, struct kvt_recycle *out)
 {
+    if (!kvt_recycle_once(disk->store))
+        hand(disk);
     out->segment = kvt_recycle_emptiest(disk);
     out->clean = out->segment != KVT_L2_SEGMENT_NONE;
     for (uint32_t i = 0; !out->clean; i++) {

@@ -118,6 +118,35 @@ static void test_what_is_hit_stays(void **state)
     rig_close(&rig);
 }
 
+/* What is asked for in the first fifth of its segment's life only goes like the rest; later, or a
+ * second time, it counts. */
+static void test_early_hits_do_not_count(void **state)
+{
+    struct rig_options o = options();
+    uint64_t early = 1, often = 2, late = 3, never = 4;
+
+    (void)state;
+    begin(&o);
+    cold(1200); /* the log turns over: 15 segments of 31 records */
+    for (uint64_t n = 1; n <= 4; n++)
+        assert_int_equal(rig_put(&rig, ns, &n, 1, 0, KV4, false, NULL), 1);
+    cold(20);
+    (void)rig_keys(&rig, KVT_OP_TOUCH, ns, &early, 1);
+    (void)rig_keys(&rig, KVT_OP_TOUCH, ns, &often, 1);
+    (void)rig_keys(&rig, KVT_OP_TOUCH, ns, &often, 1);
+    cold(200);
+    (void)rig_keys(&rig, KVT_OP_TOUCH, ns, &late, 1);
+    cold(300);
+    assert_int_equal(lookup_chain(often, 1), 1);
+    assert_int_equal(lookup_chain(late, 1), 1);
+    assert_int_equal(lookup_chain(early, 1), 0);
+    assert_int_equal(lookup_chain(never, 1), 0);
+    cold(1000);
+    assert_int_equal(lookup_chain(often, 1), 0);
+    assert_int_equal(lookup_chain(late, 1), 0);
+    rig_close(&rig);
+}
+
 /* A third of each segment is hit: it is moved; never more than seven eighths are, and the log turns
  * over. */
 static void test_at_most_seven_eighths(void **state)
@@ -400,6 +429,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_hit_stays),
+        cmocka_unit_test(test_early_hits_do_not_count),
         cmocka_unit_test(test_at_most_seven_eighths),
         cmocka_unit_test(test_what_is_all_used_is_not_rewritten),
         cmocka_unit_test(test_the_emptiest_goes_first),
