@@ -65,9 +65,9 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
                 const struct kvt_layout *layout, struct kvt_ns **out);
 void kvt_ns_close(struct kvt_ns *ns); /* its requests must have completed; NULL is allowed */
 
-/* What a namespace may have of the store: all its groups together, DRAM and disk. 0 says nothing, and
- * what was said before (by any client) holds; KVT_LIMIT_NONE lifts it. The options ns_quota and ttl
- * hold for every namespace: nothing said here gives more than these. */
+/* What a namespace may have of the store: all its groups together, DRAM and disk. 0 says nothing,
+ * and what was said before (by any client) holds; KVT_LIMIT_NONE lifts it. The options ns_quota and
+ * ttl hold for every namespace: nothing said here gives more than these. */
 #define KVT_LIMIT_NONE INT64_MAX
 struct kvt_ns_limits {
     size_t struct_size;

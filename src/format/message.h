@@ -94,7 +94,7 @@ struct kvt_msg_ns_open {
      * what the store's options say. Never more than those. */
     uint64_t quota_bytes;
     int64_t ttl_ns;
-    char label[64];           /* model name for people, printable ASCII, zero-terminated */
+    char label[64]; /* model name for people, printable ASCII, zero-terminated */
 };
 
 /* LOOKUP, TOUCH, PREFETCH, PIN, UNPIN, PURGE: keys follow. PURGE with count 0: the namespace. */

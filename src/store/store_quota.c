@@ -1,6 +1,6 @@
-/* What one namespace may hold, in DRAM and on disk together, all its groups: when it is full, blocks
- * of its own make room for its new ones, so that a tenant that floods the cache floods itself. The
- * store's quota holds for each namespace; one may have a smaller one of its own.
+/* What one namespace may hold, in DRAM and on disk together, all its groups: when it is full,
+ * blocks of its own make room for its new ones, so that a tenant that floods the cache floods
+ * itself. The store's quota holds for each namespace; one may have a smaller one of its own.
  *
  * The blocks given up are found by a clock over the index: leaves of this namespace that were not
  * used since the last time round, and that nothing is being done with. A bounded number of entries

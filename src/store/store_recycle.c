@@ -25,11 +25,11 @@
 #include "base/checked.h"
 #include "store/store_impl.h"
 
-#define CLEAN_WON 2u  /* one in so many of its records, or more, is of no use; ... */
-#define ONCE_WON 8u   /* ... where DRAM and disk hold a block once */
-#define ONCE_PART 16u /* DRAM is that part of the disk, or more */
-#define RENEW_PART 8u /* at most one in so many records put there has not been asked for */
-#define RENEWS 16u    /* in a row; then the next one goes, whatever it holds */
+#define CLEAN_WON 2u    /* one in so many of its records, or more, is of no use; ... */
+#define ONCE_WON 8u     /* ... where DRAM and disk hold a block once */
+#define ONCE_PART 16u   /* DRAM is that part of the disk, or more */
+#define RENEW_PART 8u   /* at most one in so many records put there has not been asked for */
+#define RENEWS 16u      /* in a row; then the next one goes, whatever it holds */
 #define EARLY_TENTHS 2u /* of a segment's life: what is asked for then does not count later */
 #define OFTEN 2u        /* asked for so often: it counts nevertheless */
 #define HAND_FROM 8u    /* segments; with fewer, a part of their life is no time at all */

@@ -196,7 +196,8 @@ uint32_t kvt_ttl_find(struct kvt_store *store, const struct kvt_full_key *key)
     return kvt_ttl_alive(store, entry) == entry ? entry : kvt_entry_find(store, key);
 }
 
-/* ---- a time of its own ------------------------------------------------------------------------ */
+/* ---- a time of its own ------------------------------------------------------------------------
+ */
 
 /* All groups of the namespace live by this clock from now on, and what is there begins anew. */
 static void live_by(struct kvt_store *store, uint32_t ns, struct kvt_ttl_clock *clock)
@@ -260,7 +261,8 @@ int kvt_ttl_of(struct kvt_store *store, uint32_t ns, int64_t ttl_ns)
     return 0;
 }
 
-/* ---- for good --------------------------------------------------------------------------------- */
+/* ---- for good ---------------------------------------------------------------------------------
+ */
 
 /* Once a pass has seen everything: what is older than the time to live is gone for good. Goes on
  * until that covers whatever has expired: a time to live later at the latest. */
@@ -307,9 +309,8 @@ int64_t kvt_ttl_run(struct kvt_store *store)
             c->pass_tick = c->tick;
     end = KVT_MIN(store->index.touched, ttl->cursor + KVT_STORE_SCAN_ENTRIES);
     for (; ttl->cursor < end; ttl->cursor++) {
-        struct kvt_ttl_clock *clock = kvt_index_at(&store->index, ttl->cursor)->used
-                                          ? expired(store, ttl->cursor)
-                                          : NULL;
+        struct kvt_ttl_clock *clock =
+            kvt_index_at(&store->index, ttl->cursor)->used ? expired(store, ttl->cursor) : NULL;
 
         if (clock)
             expire(store, ttl->cursor, clock);

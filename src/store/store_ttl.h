@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kvtier/layout.h"
+
 struct kvt_full_key;
 struct kvt_store;
 
