@@ -509,6 +509,8 @@ int kvt_redis_open(const struct kvt_remote_params *params, const struct kvt_remo
         return rc;
     }
     rc = kvt_remote_mac_read(params->mac_file, &redis->mac, error, error_len);
+    if (!rc)
+        rc = redis_auth_check(redis, error, error_len);
     if (!rc && url->tls)
         rc = redis_tls_init(redis, error, error_len);
     if (!rc)

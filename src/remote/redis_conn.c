@@ -29,6 +29,7 @@
 #include "base/sock.h"
 #include "kvtier/error.h"
 #include "remote/redis_impl.h"
+#include "remote/remote_secret.h"
 
 #define BLOCKED (-2L)
 #define FAILED (-1L)
@@ -37,9 +38,16 @@
 
 int redis_tls_init(struct redis *redis, char *error, size_t error_len)
 {
-    SSL_CTX *ctx = SSL_CTX_new(TLS_client_method());
-    int ok = ctx != NULL;
+    SSL_CTX *ctx;
+    int ok, rc;
 
+    if (redis->ca_file[0]) {
+        rc = kvt_remote_file_check("remote_ca", redis->ca_file, error, error_len);
+        if (rc)
+            return rc;
+    }
+    ctx = SSL_CTX_new(TLS_client_method());
+    ok = ctx != NULL;
     redis->tls = ctx;
     if (ok) {
         (void)SSL_CTX_set_min_proto_version(ctx, TLS1_2_VERSION);

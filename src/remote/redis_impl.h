@@ -249,6 +249,9 @@ short redis_conn_events(const struct redis_conn *conn);
 void redis_conn_turn(struct redis *redis, struct redis_conn *conn, short revents);
 
 /* ---- redis_login.c */
+/* Whether the file of the password can be used now. 0, KVT_E_CONFIG_VALUE with a sentence. */
+__attribute__((warn_unused_result)) int redis_auth_check(const struct redis *redis, char *error,
+                                                         size_t error_len);
 /* The connection is made: say who we are. false: the file of the password cannot be used. */
 bool redis_log_in(struct redis *redis, struct redis_conn *conn);
 

@@ -6,37 +6,43 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include <openssl/crypto.h>
 
+#include "kvtier/error.h"
 #include "remote/redis_impl.h"
+#include "remote/remote_secret.h"
 
 #define AUTH_MAX 512u
 
-/* "password" or "user password", the first line of the file. Returns words, 0: none, -1: error. */
-static int read_auth(const char *path, char text[AUTH_MAX], const char *words[2])
+/* "password" or "user password", the first line of the file. Returns words, 0: none, -1: error,
+ * with a sentence. */
+static int read_auth(const char *path, char text[AUTH_MAX], const char *words[2], char *error,
+                     size_t error_len)
 {
-    struct stat st;
-    FILE *file;
+    ssize_t got;
     char *space;
 
     if (!path[0])
         return 0;
-    file = fopen(path, "re");
-    if (file == NULL)
+    got = kvt_remote_secret_read("remote_auth", path, text, AUTH_MAX - 1, error, error_len);
+    if (got < 0)
         return -1;
-    if (fstat(fileno(file), &st) != 0 || (st.st_mode & 077)) {
-        (void)fclose(file);
+    text[got] = '\0';
+    if (got == AUTH_MAX - 1 && !strpbrk(text, "\r\n")) {
+        (void)snprintf(error, error_len,
+                       "remote_auth: the first line of %.200s has more than %u bytes", path,
+                       AUTH_MAX - 2);
         return -1;
     }
-    text[0] = '\0';
-    if (fgets(text, AUTH_MAX, file) == NULL)
-        text[0] = '\0';
-    (void)fclose(file);
     text[strcspn(text, "\r\n")] = '\0';
-    if (!text[0])
+    if (!text[0]) {
+        (void)snprintf(error, error_len,
+                       "remote_auth: the first line of %.200s is empty: write \"password\" or "
+                       "\"user password\" there",
+                       path);
         return -1;
+    }
     space = strchr(text, ' ');
     words[0] = text;
     if (!space)
@@ -44,6 +50,16 @@ static int read_auth(const char *path, char text[AUTH_MAX], const char *words[2]
     *space = '\0';
     words[1] = space + 1;
     return 2;
+}
+
+int redis_auth_check(const struct redis *redis, char *error, size_t error_len)
+{
+    char text[AUTH_MAX];
+    const char *words[2];
+    int count = read_auth(redis->auth_file, text, words, error, error_len);
+
+    OPENSSL_cleanse(text, sizeof(text));
+    return count < 0 ? KVT_E_CONFIG_VALUE : 0;
 }
 
 static void login_op(struct redis *redis, struct redis_conn *conn, int number, enum redis_kind kind)
@@ -66,19 +82,17 @@ static void login_say(struct redis *redis, struct redis_conn *conn, int number,
 
 bool redis_log_in(struct redis *redis, struct redis_conn *conn)
 {
-    char text[AUTH_MAX];
+    char text[AUTH_MAX], why[512];
     const char *words[2];
-    int count = read_auth(redis->auth_file, text, words);
+    int count = read_auth(redis->auth_file, text, words, why, sizeof(why));
     int len = 0;
 
     conn->state = CONN_LOGIN;
     if (count < 0) {
+        OPENSSL_cleanse(text, sizeof(text));
         (void)atomic_fetch_add_explicit(&redis->auth_fails, 1, memory_order_relaxed);
         if (!redis->auth_told)
-            kvt_log(&redis->log, KVT_LOG_WARN,
-                    "remote_auth: %s cannot be read, is empty, or may be read by others: chmod 600 "
-                    "(trying again)",
-                    redis->auth_file);
+            kvt_log(&redis->log, KVT_LOG_WARN, "%s (trying again)", why);
         redis->auth_told = true;
         return false;
     }

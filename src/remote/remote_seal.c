@@ -1,18 +1,15 @@
 /* Names, MACs, verification: see remote_seal.h. */
 #include "remote/remote_seal.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
 #include "kvtier/error.h"
+#include "remote/remote_secret.h"
 
 #define MAC_KEY_MIN 32u
 
@@ -51,36 +48,20 @@ size_t kvt_remote_name(const struct kvt_full_key *key, char out[KVT_REMOTE_NAME_
 
 int kvt_remote_mac_read(const char *path, struct kvt_remote_mac *out, char *error, size_t error_len)
 {
-    struct stat st;
-    ssize_t got = 0;
-    int rc = 0, fd;
+    ssize_t got;
 
     memset(out, 0, sizeof(*out));
     if (path == NULL)
         return 0;
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st) != 0)
-        rc = -errno;
-    if (rc == 0 && (!S_ISREG(st.st_mode) || (st.st_mode & 077)))
-        rc = -EACCES;
-    if (rc == 0)
-        got = read(fd, out->key, sizeof(out->key));
-    if (fd >= 0)
-        (void)close(fd);
-    if (rc == -EACCES)
-        (void)snprintf(error, error_len,
-                       "remote_mac: %.200s must be a file that only its owner can read: chmod 600",
-                       path);
-    else if (rc != 0)
-        (void)snprintf(error, error_len, "remote_mac: %.200s: %s", path, strerror(-rc));
-    else if (got < (ssize_t)MAC_KEY_MIN) {
+    got = kvt_remote_secret_read("remote_mac", path, out->key, sizeof(out->key), error, error_len);
+    if (got < 0)
+        return (int)got;
+    if (got < (ssize_t)MAC_KEY_MIN) {
         (void)snprintf(error, error_len,
                        "remote_mac: %.200s has fewer than %u bytes: head -c 32 /dev/urandom > FILE",
                        path, MAC_KEY_MIN);
-        rc = KVT_E_CONFIG_VALUE;
+        return KVT_E_CONFIG_VALUE;
     }
-    if (rc != 0)
-        return rc;
     out->key_len = (size_t)got;
     out->on = true;
     return 0;

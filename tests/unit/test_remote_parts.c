@@ -11,6 +11,7 @@
 
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/rng.h"
 #include "kvtier/error.h"
@@ -401,6 +402,61 @@ static void test_macs(void **state)
     rig_dir_remove(dir);
 }
 
+/* A backend that cannot be opened, and what it says. */
+static void refused(const struct kvt_remote_params *params, const char *name, const char *says)
+{
+    struct kvt_remote *remote = NULL;
+    char error[512] = "";
+
+    assert_int_not_equal(kvt_remote_tier_open(params, &remote, error, sizeof(error)), 0);
+    assert_null(remote);
+    if (!strstr(error, name) || !strstr(error, says))
+        fail_msg("\"%s\" does not say \"%s\" or \"%s\"", error, name, says);
+}
+
+/* A name that is none of a file is refused at once, whatever it is: nobody writes into the FIFO,
+ * and a test that waits for it never ends. Each reason has its own words. */
+static void test_files_that_options_name(void **state)
+{
+    static const struct {
+        const char *name, *says;
+    } cases[] = {{"nothing", "No such file"}, {"fifo", "FIFO"},      {"directory", "directory"},
+                 {"open", "chmod 600"},       {"empty", "is empty"}, {"blank", "is empty"},
+                 {"long", "more than"}};
+    char dir[128], path[192], line[1024];
+
+    (void)state;
+    rig_dir_make(dir, sizeof(dir));
+    snprintf(path, sizeof(path), "%s/fifo", dir);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    snprintf(path, sizeof(path), "%s/directory", dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof(path), "%s/open", dir);
+    write_file(path, "0123456789abcdef0123456789abcdef", 0640);
+    snprintf(path, sizeof(path), "%s/empty", dir);
+    write_file(path, "", 0600);
+    snprintf(path, sizeof(path), "%s/blank", dir);
+    write_file(path, "\nsecret\n", 0600);
+    snprintf(path, sizeof(path), "%s/long", dir);
+    memset(line, 'x', sizeof(line) - 1);
+    line[sizeof(line) - 1] = '\0';
+    write_file(path, line, 0600);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct kvt_remote_params auth = {.where = "redis://127.0.0.1:1", .auth_file = path};
+        struct kvt_remote_params mac = {.where = "redis://127.0.0.1:1", .mac_file = path};
+        struct kvt_remote_params ca = {.where = "rediss://127.0.0.1:1", .ca_file = path};
+
+        snprintf(path, sizeof(path), "%s/%s", dir, cases[i].name);
+        refused(&auth, "remote_auth", cases[i].says);
+        if (i < 4)
+            refused(&mac, "remote_mac", cases[i].says);
+        refused(&ca, "remote_ca", i < 3 ? cases[i].says : "certificates");
+    }
+    snprintf(path, sizeof(path), "%s/directory", dir);
+    assert_int_equal(rmdir(path), 0);
+    rig_dir_remove(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -416,6 +472,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_a_record_changed_anywhere_is_refused),
         cmocka_unit_test(test_macs),
+        cmocka_unit_test(test_files_that_options_name),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
