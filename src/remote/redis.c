@@ -68,7 +68,7 @@ void redis_op_end(struct redis *redis, struct redis_op *op, int status)
         redis_purge_op_end(redis, op, status, 0);
     if (req && req->op == KVT_REMOTE_PROBE) {
         req->found[op->index].status = status;
-        part_end(redis, req, status == KVT_E_MISS ? 0 : status);
+        part_end(redis, req, status == KVT_E_MISS || status == KVT_E_CORRUPT ? 0 : status);
     } else if (req) {
         part_end(redis, req, status);
     }

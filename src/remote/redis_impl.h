@@ -123,6 +123,8 @@ struct redis_conn {
     size_t into_left;           /* of the part that goes there */
     size_t mac_left, skip_left; /* then the MAC, then what nobody wants */
     bool body_good;             /* of the length that was expected */
+    size_t body_len;
+    struct kvt_record_header other; /* of a body that is not */
     uint8_t mac[KVT_REMOTE_MAC_BYTES];
     struct redis_agg *agg; /* the reply is kept whole there; NULL: it is not */
 };

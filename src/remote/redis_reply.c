@@ -126,7 +126,7 @@ static int status_of(const struct kvt_resp_head *head)
     if (says(head, "NOPERM"))
         return -EACCES;
     if (says(head, "WRONGTYPE"))
-        return KVT_E_MISS; /* somebody else's */
+        return KVT_E_CORRUPT; /* a list, a set: no record */
     if (says(head, "CLUSTERDOWN") || says(head, "LOADING") || says(head, "MASTERDOWN") ||
         says(head, "NOAUTH"))
         return -EHOSTDOWN;
@@ -254,6 +254,7 @@ static void body_begin(struct redis *redis, struct redis_conn *conn, const struc
     conn->into_left = 0;
     conn->mac_left = 0;
     conn->body_good = false;
+    conn->body_len = len;
     conn->skip_left = len + 2;
     if (!op->req)
         return;
@@ -270,7 +271,22 @@ static void body_begin(struct redis *redis, struct redis_conn *conn, const struc
         conn->mac_left = mac_len;
         conn->skip_left = len - op->record_bytes - mac_len + 2;
         conn->body_good = true;
+    } else if (op->kind == REDIS_GET && len >= sizeof(conn->other)) { /* what is it then? */
+        conn->into = (uint8_t *)&conn->other;
+        conn->into_left = sizeof(conn->other);
+        conn->skip_left = len - sizeof(conn->other) + 2;
     }
+}
+
+/* A body of another length than was expected. */
+static int other_body(const struct redis *redis, const struct redis_conn *conn,
+                      const struct redis_op *op)
+{
+    if (op->kind == REDIS_PROBE) /* GETRANGE of nothing is the empty string */
+        return conn->body_len ? KVT_E_CORRUPT : KVT_E_MISS;
+    if (conn->body_len < sizeof(conn->other))
+        return KVT_E_CORRUPT;
+    return kvt_remote_other(&redis->mac, &op->req->keys[op->index], &conn->other, conn->body_len);
 }
 
 void redis_body_end(struct redis *redis, struct redis_conn *conn)
@@ -282,10 +298,10 @@ void redis_body_end(struct redis *redis, struct redis_conn *conn)
     conn->into = NULL;
     if (!op->req)
         redis_op_end(redis, op, 0);
-    else if (op->kind == REDIS_PROBE)
-        redis_op_end(redis, op, good ? 0 : KVT_E_MISS);
     else if (!good)
-        redis_op_end(redis, op, KVT_E_STALE);
+        redis_op_end(redis, op, other_body(redis, conn, op));
+    else if (op->kind == REDIS_PROBE)
+        redis_op_end(redis, op, 0);
     else
         redis_op_end(redis, op, kvt_remote_unseal(&redis->mac, op->req, conn->mac));
 }

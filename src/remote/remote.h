@@ -33,7 +33,9 @@ enum kvt_remote_op {
 /* What a PROBE found of one key. */
 struct kvt_remote_found {
     struct kvt_record_header header; /* status 0: as it is there, not verified */
-    int32_t status; /* 0; KVT_E_MISS it is not there; else it is not known whether: as below */
+    /* 0; KVT_E_MISS it is not there; KVT_E_CORRUPT what is there is no record; else it is not known
+     * whether: as below */
+    int32_t status;
     uint32_t reserved;
 };
 
@@ -57,9 +59,10 @@ struct kvt_remote_req {
     uint8_t map;
     uint8_t replace;     /* PUT: take the place of what is there */
     int64_t deadline_ns; /* of CLOCK_MONOTONIC */
-    /* 0; KVT_E_MISS; KVT_E_EXISTS (PUT); KVT_E_STALE the record there has another length;
-     * KVT_E_CORRUPT; KVT_E_DEADLINE; KVT_E_NO_SPACE the server takes nothing; -EHOSTDOWN nobody
-     * answers there at present; -EACCES; -EAGAIN too much is under way; -EIO */
+    /* 0; KVT_E_MISS; KVT_E_EXISTS (PUT); KVT_E_STALE a whole record of another length is there;
+     * KVT_E_CORRUPT what is there is damaged, or no record; KVT_E_DEADLINE; KVT_E_NO_SPACE the
+     * server takes nothing; -EHOSTDOWN nobody answers there at present; -EACCES; -EAGAIN too much
+     * is under way; -EIO */
     int32_t status;
     uint64_t removed; /* DROP, DROP_NS: records */
     void *user;

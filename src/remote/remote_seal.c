@@ -77,6 +77,21 @@ bool kvt_remote_mac(const struct kvt_remote_mac *mac, const void *record, uint32
            len == KVT_REMOTE_MAC_BYTES;
 }
 
+int kvt_remote_other(const struct kvt_remote_mac *mac, const struct kvt_full_key *key,
+                     const struct kvt_record_header *header, uint64_t len)
+{
+    int rc = kvt_record_header_check(header);
+
+    if (rc == KVT_E_NEWER)
+        return KVT_E_STALE;
+    if (rc != 0 || memcmp(&header->key, key, sizeof(*key)) != 0)
+        return KVT_E_CORRUPT;
+    if (len == (uint64_t)header->record_bytes + KVT_REMOTE_MAC_BYTES ||
+        (!mac->on && len == header->record_bytes))
+        return KVT_E_STALE;
+    return KVT_E_CORRUPT;
+}
+
 int kvt_remote_unseal(const struct kvt_remote_mac *mac, const struct kvt_remote_req *req,
                       const uint8_t *found_mac)
 {

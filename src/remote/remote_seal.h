@@ -38,6 +38,14 @@ __attribute__((warn_unused_result)) bool kvt_remote_mac(const struct kvt_remote_
                                                         const void *record, uint32_t record_bytes,
                                                         uint8_t out[KVT_REMOTE_MAC_BYTES]);
 
+/* What an object of `len` bytes is that has another length than its GET expects, by its header:
+ * KVT_E_STALE, a whole record of the key, of another level or a later version; KVT_E_CORRUPT, none:
+ * cut off, or longer, or without the MAC that it has to have. Pure. */
+__attribute__((warn_unused_result)) int kvt_remote_other(const struct kvt_remote_mac *mac,
+                                                         const struct kvt_full_key *key,
+                                                         const struct kvt_record_header *header,
+                                                         uint64_t len);
+
 /* A record that has been read for a GET: its MAC (looked at only where there is a key), then as
  * kvt_record_verify(); then number and map of the request are put in and the checksum made anew.
  * 0; KVT_E_CORRUPT. */

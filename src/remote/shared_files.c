@@ -40,18 +40,6 @@ static void path_of(const struct kvt_full_key *key, char dir[PATH_ROOM], char pa
             *at = '.';
 }
 
-static int open_record(const struct kvt_shared_files *shared, const struct kvt_full_key *key,
-                       int *fd)
-{
-    char dir[PATH_ROOM], path[PATH_ROOM];
-
-    path_of(key, dir, path);
-    *fd = openat(shared->root, path, READ_MODE);
-    if (*fd >= 0)
-        return 0;
-    return gone(errno) || errno == ELOOP ? KVT_E_MISS : -errno;
-}
-
 /* Older than it may be, by the clock of this machine. */
 static bool expired(const struct kvt_shared_files *shared, const struct stat *st)
 {
@@ -66,21 +54,51 @@ static bool expired(const struct kvt_shared_files *shared, const struct stat *st
            (age_s == ttl_s && now.tv_nsec - st->st_mtim.tv_nsec > shared->ttl_ns % 1000000000);
 }
 
+static int open_record(const struct kvt_shared_files *shared, const struct kvt_full_key *key,
+                       int *fd)
+{
+    char dir[PATH_ROOM], path[PATH_ROOM];
+
+    path_of(key, dir, path);
+    *fd = openat(shared->root, path, READ_MODE);
+    if (*fd >= 0)
+        return 0;
+    if (errno == ELOOP || errno == ENXIO) /* a link, a socket */
+        return KVT_E_CORRUPT;
+    return gone(errno) ? KVT_E_MISS : -errno;
+}
+
+/* What lies at a record's name. 0; KVT_E_MISS; KVT_E_CORRUPT it is no file; -errno. */
+static int look(const struct kvt_shared_files *shared, int fd, struct stat *st)
+{
+    if (fstat(fd, st) != 0)
+        return gone(errno) ? KVT_E_MISS : -errno;
+    if (!S_ISREG(st->st_mode))
+        return KVT_E_CORRUPT;
+    return expired(shared, st) ? KVT_E_MISS : 0;
+}
+
+/* KVT_E_CORRUPT: the file is shorter. */
+static int header_of(int fd, struct kvt_record_header *header)
+{
+    ssize_t got = pread(fd, header, sizeof(*header), 0);
+
+    if (got < 0)
+        return gone(errno) ? KVT_E_MISS : -errno;
+    return got == (ssize_t)sizeof(*header) ? 0 : KVT_E_CORRUPT;
+}
+
 static int probe_one(const struct kvt_shared_files *shared, const struct kvt_full_key *key,
                      struct kvt_record_header *header)
 {
     int fd, rc = open_record(shared, key, &fd);
     struct stat st;
-    ssize_t got;
 
     if (rc)
         return rc;
-    if (shared->ttl_ns && (fstat(fd, &st) != 0 || expired(shared, &st))) {
-        (void)close(fd);
-        return KVT_E_MISS;
-    }
-    got = pread(fd, header, sizeof(*header), 0);
-    rc = got == (ssize_t)sizeof(*header) ? 0 : got >= 0 || gone(errno) ? KVT_E_MISS : -errno;
+    rc = look(shared, fd, &st);
+    if (!rc)
+        rc = header_of(fd, header);
     (void)close(fd);
     return rc;
 }
@@ -94,7 +112,7 @@ static int probe(struct kvt_shared_files *shared, struct kvt_remote_req *req)
         int rc = late ? KVT_E_DEADLINE : probe_one(shared, &req->keys[i], &req->found[i].header);
 
         req->found[i].status = rc;
-        if (rc && rc != KVT_E_MISS && !status)
+        if (rc && rc != KVT_E_MISS && rc != KVT_E_CORRUPT && !status)
             status = rc;
     }
     return status;
@@ -119,7 +137,7 @@ static int read_whole(int fd, struct kvt_remote_req *req, uint8_t *mac, size_t m
         if (got < 0)
             return gone(errno) ? KVT_E_MISS : -errno;
         if (got == 0)
-            return KVT_E_STALE; /* shorter than it was a moment ago */
+            return KVT_E_CORRUPT; /* shorter than it was a moment ago */
         at += (size_t)got;
     }
     return 0;
@@ -141,21 +159,21 @@ static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req
 {
     size_t mac_len = shared->mac.on ? KVT_REMOTE_MAC_BYTES : 0;
     uint8_t mac[KVT_REMOTE_MAC_BYTES];
+    struct kvt_record_header other;
     struct stat st;
     int fd, rc = open_record(shared, req->keys, &fd);
 
     if (rc)
         return rc;
-    if (fstat(fd, &st) != 0)
-        rc = gone(errno) ? KVT_E_MISS : -errno;
-    else if (expired(shared, &st))
-        rc = KVT_E_MISS;
-    else if (!S_ISREG(st.st_mode) ||
-             ((uint64_t)st.st_size != req->record_bytes + mac_len &&
-              (mac_len || (uint64_t)st.st_size != req->record_bytes + KVT_REMOTE_MAC_BYTES)))
-        rc = KVT_E_STALE;
-    else
+    rc = look(shared, fd, &st);
+    if (!rc && (uint64_t)st.st_size != req->record_bytes + mac_len &&
+        (mac_len || (uint64_t)st.st_size != req->record_bytes + KVT_REMOTE_MAC_BYTES)) {
+        rc = header_of(fd, &other);
+        if (!rc)
+            rc = kvt_remote_other(&shared->mac, req->keys, &other, (uint64_t)st.st_size);
+    } else if (!rc) {
         rc = read_whole(fd, req, mac, mac_len);
+    }
     if (!rc)
         note_use(fd, &st);
     (void)close(fd);
@@ -203,7 +221,9 @@ static int publish(const struct kvt_shared_files *shared, const char *tmp, const
         if (replace ? renameat(shared->root, tmp, shared->root, path) == 0
                     : linkat(shared->root, tmp, shared->root, path, 0) == 0)
             return 0;
-        if (errno == EEXIST)
+        if (errno == EISDIR && unlinkat(shared->root, path, AT_REMOVEDIR) == 0)
+            continue; /* an empty one goes; one that holds something is left alone */
+        if (errno == EEXIST || errno == ENOTEMPTY)
             return KVT_E_EXISTS;
         if (errno != ENOENT)
             return errno == ENOSPC || errno == EDQUOT ? KVT_E_NO_SPACE : -errno;
@@ -256,7 +276,7 @@ static int drop(const struct kvt_shared_files *shared, struct kvt_remote_req *re
         path_of(&req->keys[i], dir, path);
         if (unlinkat(shared->root, path, 0) == 0)
             req->removed++;
-        else if (!gone(errno) && !status)
+        else if (!gone(errno) && errno != EISDIR && !status) /* a directory is no record */
             status = -errno;
     }
     return status;
@@ -280,7 +300,7 @@ static int drop_files(int parent, const char *name, uint64_t *removed)
             continue;
         if (unlinkat(fd, entry->d_name, 0) == 0)
             ++*removed;
-        else if (!gone(errno) && !status)
+        else if (!gone(errno) && errno != EISDIR && !status) /* a directory is no record */
             status = -errno;
     }
     (void)closedir(list);

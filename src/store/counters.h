@@ -97,15 +97,15 @@
     X(remote_rounds, "remote.rounds", "round trips to its nodes that this took")                  \
     X(remote_found, "remote.found", "of these keys, those it had")                                \
     X(remote_unknown, "remote.unknown", "of them, those that got no answer: taken for absent")    \
-    X(remote_refused, "remote.refused", "of them, those whose header is not one of ours")         \
+    X(remote_refused, "remote.refused", "of them, those that are no records we can read")         \
     X(remote_negative, "remote.negative", "keys not asked for: absent there a moment ago")        \
     X(remote_busy, "remote.busy", "lookups or reads not sent there: too many under way")          \
     X(remote_lookup_fail, "remote.lookup_fail", "lookups answered without all its answers")       \
     X(remote_late, "remote.late", "requests given up on: the shared tier hung")                   \
     X(remote_got, "remote.got", "records read from the shared tier")                              \
     X(remote_got_bytes, "remote.got_bytes", "bytes of them")                                      \
-    X(remote_get_gone, "remote.gone", "records found there and not there, or others, when read")  \
-    X(remote_get_bad, "remote.bad", "records read there whose bytes, key or MAC did not match")   \
+    X(remote_get_gone, "remote.gone", "records found there that had gone, or changed, when read") \
+    X(remote_get_bad, "remote.bad", "records there of wrong length, bytes, key or MAC")           \
     X(remote_get_deadline, "remote.deadline", "records not read there in time")                   \
     X(remote_get_fail, "remote.get_fail", "records not read there: node down, refused, error")    \
     X(remote_put, "remote.put", "records put there")                                              \

@@ -21,6 +21,7 @@ enum kvt_known_state {
     KVT_KNOWN_NOTHING = 0,
     KVT_KNOWN_ABSENT,
     KVT_KNOWN_PRESENT, /* with map and length */
+    KVT_KNOWN_DAMAGED, /* what is there is worth nothing: a miss, and ours takes its place */
     KVT_KNOWN_EXISTS,  /* without: it was there when we wanted to put ours */
     KVT_KNOWN_QUEUED   /* ours waits, or is on its way */
 };

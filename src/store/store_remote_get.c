@@ -185,8 +185,8 @@ void kvt_l3_got(struct kvt_store *store, struct kvt_remote_get *get)
     if (!get->given_up)
         count_get(store, status, s->record_bytes);
     if (status) /* whatever it is, do not ask for it again at once */
-        kvt_l3_known_set(store, kvt_index_fingerprint(&store->index, &get->key), KVT_KNOWN_ABSENT,
-                         0, 0);
+        kvt_l3_known_set(store, kvt_index_fingerprint(&store->index, &get->key),
+                         status == KVT_E_CORRUPT ? KVT_KNOWN_DAMAGED : KVT_KNOWN_ABSENT, 0, 0);
     if (status || s->state != KVT_SLOT_READING)
         get_lost(store, slot);
     else

@@ -1,6 +1,7 @@
 /* What the shared tier is known to have: hints with an end. Records that are there for a minute,
- * absent ones for a second. A table of fixed size; a place that is taken gives way.
- * Threads: the store's owner. Allocates nothing. Does not ask: store_remote_lookup.c does.
+ * absent ones for a second, damaged ones for the minute that it takes to compute them. A table of
+ * fixed size; a place that is taken gives way. Threads: the store's owner. Allocates nothing. Does
+ * not ask: store_remote_lookup.c does.
  */
 #include <string.h>
 
@@ -75,6 +76,21 @@ static uint8_t map_here(struct kvt_store *store, uint32_t ns, uint8_t map, uint3
     return kvt_namespace_record_bytes(&store->spaces, ns, map) == record_bytes ? map : 0;
 }
 
+/* Whether a record that cannot be had here, by its header, may be a good one for others: of a later
+ * version, of a level that nobody has used here, of a mixed map for which no id is left. */
+static bool good_elsewhere(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key,
+                           const struct kvt_record_header *header)
+{
+    int rc = kvt_record_header_check(header);
+    uint8_t map = header->map >= KVT_MAP_MIXED_FIRST ? KVT_LEVEL_RAW : header->map;
+    uint32_t bytes;
+
+    if (rc || memcmp(&header->key, key, sizeof(*key)) != 0)
+        return rc == KVT_E_NEWER;
+    bytes = kvt_namespace_record_bytes(&store->spaces, ns, map);
+    return !bytes || (map != header->map && header->record_bytes <= bytes);
+}
+
 void kvt_l3_learn(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key,
                   const struct kvt_remote_found *found)
 {
@@ -86,6 +102,11 @@ void kvt_l3_learn(struct kvt_store *store, uint32_t ns, const struct kvt_full_ke
         kvt_l3_known_set(store, fp, KVT_KNOWN_ABSENT, 0, 0);
         return;
     }
+    if (found->status == KVT_E_CORRUPT) {
+        store->counts.remote_refused++;
+        kvt_l3_known_set(store, fp, KVT_KNOWN_DAMAGED, 0, 0);
+        return;
+    }
     if (found->status) {
         store->counts.remote_unknown++;
         return;
@@ -94,7 +115,9 @@ void kvt_l3_learn(struct kvt_store *store, uint32_t ns, const struct kvt_full_ke
         map = map_here(store, ns, header->map, header->record_bytes);
     if (!map) { /* damaged, of another version, or of a length that this namespace has not */
         store->counts.remote_refused++;
-        kvt_l3_known_set(store, fp, KVT_KNOWN_ABSENT, 0, 0);
+        kvt_l3_known_set(
+            store, fp,
+            good_elsewhere(store, ns, key, header) ? KVT_KNOWN_ABSENT : KVT_KNOWN_DAMAGED, 0, 0);
         return;
     }
     store->counts.remote_found++;

@@ -37,7 +37,7 @@ static bool wants_asking(struct kvt_store *store, const struct kvt_msg_keys *req
     k = kvt_l3_known_find(store, store->fps[i]);
     if (!k || k->state == KVT_KNOWN_EXISTS || k->state == KVT_KNOWN_QUEUED)
         return true;
-    if (k->state == KVT_KNOWN_ABSENT)
+    if (k->state == KVT_KNOWN_ABSENT || k->state == KVT_KNOWN_DAMAGED)
         store->counts.remote_negative++;
     *more = k->state == KVT_KNOWN_PRESENT && kvt_map_id_level(k->map) >= request->min_level;
     return false;

@@ -1,7 +1,9 @@
 /* What is put to the shared tier, and removed there: used a second time (or committed, by option)
  * -> queue of slots -> PUT; PURGE -> DROP, after the puts of these keys that are on their way.
  *
- * A block is put when it is used again, and never twice while it is known to be there. Queued
+ * A block is put when it is used again, and never twice while it is known to be there. What was
+ * found damaged there is replaced as soon as it has been computed: that it was asked for is its
+ * second use, and nobody has any of it before. Queued
  * blocks are not pinned: one that has left DRAM meanwhile is passed over.
  * Threads: the store's owner. Allocates nothing.
  */
@@ -21,15 +23,19 @@ void kvt_l3_offer(struct kvt_store *store, uint32_t slot, bool first)
     const struct kvt_slot *s;
     const struct kvt_known *k;
     struct kvt_fp fp;
+    bool replace;
 
-    if (!remote || store->params.remote_write == KVT_REMOTE_WRITE_OFF ||
-        (first && store->params.remote_write != KVT_REMOTE_WRITE_ALL))
+    if (!remote || store->params.remote_write == KVT_REMOTE_WRITE_OFF)
         return;
     s = kvt_slot_at(&store->slots, slot);
     if (s->state != KVT_SLOT_VALID)
         return;
     fp = kvt_index_at(&store->index, s->entry)->fp;
     k = kvt_l3_known_find(store, fp);
+    replace = k && (k->state == KVT_KNOWN_PRESENT || k->state == KVT_KNOWN_DAMAGED);
+    if (first && store->params.remote_write != KVT_REMOTE_WRITE_ALL &&
+        !(k && k->state == KVT_KNOWN_DAMAGED))
+        return;
     if (k &&
         (k->state == KVT_KNOWN_EXISTS || k->state == KVT_KNOWN_QUEUED ||
          (k->state == KVT_KNOWN_PRESENT && kvt_map_id_level(k->map) >= kvt_map_id_level(s->map))))
@@ -39,9 +45,7 @@ void kvt_l3_offer(struct kvt_store *store, uint32_t slot, bool first)
         return;
     }
     remote->queue[(remote->queue_at + remote->queued++) % KVT_REMOTE_QUEUE] =
-        (struct kvt_remote_queued){.slot = slot,
-                                   .generation = s->generation,
-                                   .replace = k && k->state == KVT_KNOWN_PRESENT};
+        (struct kvt_remote_queued){.slot = slot, .generation = s->generation, .replace = replace};
     kvt_l3_known_set(store, fp, KVT_KNOWN_QUEUED, s->map, s->record_bytes / KVT_PAGE_BYTES);
     store->again = 1;
 }

@@ -75,7 +75,9 @@ static int start(struct rig *rig)
         .remote = o->remote,
         .remote_deadline_ns = RIG_REMOTE_DEADLINE_NS,
         .remote_queue_bytes = o->remote_queue_bytes ? o->remote_queue_bytes : 1u << 20,
-        .remote_write = o->remote_write ? o->remote_write : KVT_REMOTE_WRITE_SECOND,
+        .remote_write = o->remote_write < 0 ? KVT_REMOTE_WRITE_OFF
+                        : o->remote_write   ? o->remote_write
+                                            : KVT_REMOTE_WRITE_SECOND,
         .root_count = rig->second ? 2
                       : rig->io   ? 1
                                   : 0,

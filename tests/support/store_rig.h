@@ -40,7 +40,7 @@ struct rig_options {
     uint32_t roots_pending;      /* that the test adds itself */
     bool two_roots;              /* a second one like the first */
     struct kvt_remote *remote;   /* the test's */
-    int remote_write;            /* enum kvt_remote_write; 0 with a remote: SECOND */
+    int remote_write;            /* enum kvt_remote_write; 0: SECOND; -1: OFF */
     uint64_t remote_queue_bytes; /* 0: 1 MiB */
 };
 

@@ -300,6 +300,18 @@ static void name_of(uint64_t number, char out[KVT_REMOTE_NAME_BYTES])
     (void)kvt_remote_name(&key, out);
 }
 
+/* What a look-up finds of one key. */
+static int probe_of(uint64_t number)
+{
+    struct kvt_full_key key = remote_help_key(NS, number);
+    struct kvt_remote_found found = {.status = 1};
+    struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = &key, .found = &found};
+
+    remote_help_do(&help, &req, 1);
+    assert_int_equal(req.status, 0);
+    return found.status;
+}
+
 static void test_damaged_and_foreign_objects(void **state)
 {
     char words[512], key[KVT_REMOTE_NAME_BYTES], six[KVT_REMOTE_NAME_BYTES], out[256];
@@ -316,19 +328,20 @@ static void test_damaged_and_foreign_objects(void **state)
     name_of(2, key);
     snprintf(words, sizeof(words), "APPEND %s x", key);
     assert_int_equal(redis_rig_number(&redis, 0, words), PAGES * KVT_PAGE_BYTES + 1);
-    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_STALE);
+    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_CORRUPT);
     name_of(3, key);
     snprintf(words, sizeof(words), "SET %s short", key);
     redis_rig_cli(&redis, 0, words, out, sizeof(out));
-    assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_STALE);
-    assert_int_equal(remote_help_probe(&help, NS, 3, 1, NULL), 0);
+    assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(3), KVT_E_CORRUPT);
     name_of(4, key);
     snprintf(words, sizeof(words), "DEL %s", key);
     redis_rig_cli(&redis, 0, words, out, sizeof(out));
     snprintf(words, sizeof(words), "LPUSH %s 1 2 3", key);
     redis_rig_cli(&redis, 0, words, out, sizeof(out));
-    assert_int_equal(remote_help_get(&help, NS, 4, PAGES), KVT_E_MISS);
-    assert_int_equal(remote_help_probe(&help, NS, 4, 1, NULL), 0);
+    assert_int_equal(remote_help_get(&help, NS, 4, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(4), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(40), KVT_E_MISS);
     /* the record of another key under this name */
     name_of(6, six);
     name_of(5, key);
@@ -336,6 +349,16 @@ static void test_damaged_and_foreign_objects(void **state)
     assert_int_equal(redis_rig_number(&redis, 0, words), 1);
     assert_int_equal(remote_help_get(&help, NS, 5, PAGES), KVT_E_CORRUPT);
     assert_int_equal(remote_help_get(&help, NS, 6, PAGES), 0);
+    /* a whole record of another length is no damage */
+    assert_int_equal(remote_help_put(&help, NS, 7, PAGES + 1, false), 0);
+    assert_int_equal(remote_help_get(&help, NS, 7, PAGES), KVT_E_STALE);
+    assert_int_equal(remote_help_get(&help, NS, 7, PAGES + 2), KVT_E_STALE);
+    /* each of them is replaced, whatever it is, when it is put for that */
+    for (uint64_t number = 1; number <= 7; number++) {
+        assert_int_equal(remote_help_put(&help, NS, number, PAGES, false), KVT_E_EXISTS);
+        assert_int_equal(remote_help_put(&help, NS, number, PAGES, true), 0);
+    }
+    assert_int_equal(remote_help_get_many(&help, NS, 1, 7, PAGES, NULL), 7);
 }
 
 /* With a key, what was written without it, or with another one, is not loaded. */
@@ -363,7 +386,10 @@ static void test_mac(void **state)
     remote_help_open(&help, url, NULL, mine, NULL);
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&help, NS, 5, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(remote_help_get(&help, NS, 6, PAGES), KVT_E_STALE);
+    assert_int_equal(remote_help_get(&help, NS, 6, PAGES), KVT_E_CORRUPT); /* it has no MAC */
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES + 1), KVT_E_STALE);
+    assert_int_equal(remote_help_put(&help, NS, 6, PAGES, true), 0);
+    assert_int_equal(remote_help_get(&help, NS, 6, PAGES), 0);
 }
 
 /* ---- a server in trouble ------------------------------------------------------------------- */

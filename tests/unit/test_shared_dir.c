@@ -147,15 +147,30 @@ static void test_one_of_many_publishes(void **state)
     assert_int_equal(files(), 8);
 }
 
-/* Damaged, cut off, longer, empty, a link, a directory: misses. */
+/* What a look-up finds of one key. */
+static int probe_of(uint64_t number)
+{
+    struct kvt_full_key key = remote_help_key(NS, number);
+    struct kvt_remote_found found = {.status = 1};
+    struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = &key, .found = &found};
+
+    remote_help_do(&help, &req, 1);
+    assert_int_equal(req.status, 0);
+    return found.status;
+}
+
+/* Damaged, cut off, longer, empty, a link, a directory, a FIFO: damage, all of it, but no trouble
+ * of the directory's. */
 static void test_what_is_not_a_record(void **state)
 {
+    struct kvt_remote_stats stats;
     char path[400], target[400];
+    uint64_t removed;
     int fd;
 
     (void)state;
     remote_help_open(&help, where, NULL, NULL, NULL);
-    assert_int_equal(remote_help_put_many(&help, NS, 1, 8, PAGES, NULL), 8);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, 10, PAGES, NULL), 10);
     path_of(1, path, sizeof(path));
     fd = open(path, O_WRONLY);
     assert_int_equal(pwrite(fd, "x", 1, 5000), 1);
@@ -163,25 +178,52 @@ static void test_what_is_not_a_record(void **state)
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_CORRUPT);
     path_of(2, path, sizeof(path));
     assert_int_equal(truncate(path, 5000), 0);
-    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_STALE);
+    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_CORRUPT);
     path_of(3, path, sizeof(path));
     assert_int_equal(truncate(path, 0), 0);
-    assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_STALE);
-    assert_int_equal(remote_help_probe(&help, NS, 3, 1, NULL), 0);
+    assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(3), KVT_E_CORRUPT);
     path_of(4, target, sizeof(target));
     path_of(5, path, sizeof(path));
     assert_int_equal(unlink(path), 0);
     assert_int_equal(symlink(target, path), 0);
-    assert_int_equal(remote_help_get(&help, NS, 5, PAGES), KVT_E_MISS);
+    assert_int_equal(remote_help_get(&help, NS, 5, PAGES), KVT_E_CORRUPT);
     path_of(6, path, sizeof(path));
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
-    assert_int_equal(remote_help_get(&help, NS, 6, PAGES), KVT_E_STALE);
+    assert_int_equal(remote_help_get(&help, NS, 6, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(6), KVT_E_CORRUPT);
     path_of(7, path, sizeof(path)); /* another key's record */
     assert_int_equal(unlink(path), 0);
     assert_int_equal(link(target, path), 0);
     assert_int_equal(remote_help_get(&help, NS, 7, PAGES), KVT_E_CORRUPT);
+    path_of(9, path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    assert_int_equal(remote_help_get(&help, NS, 9, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(9), KVT_E_CORRUPT);
+    path_of(10, path, sizeof(path));
+    assert_int_equal(truncate(path, (off_t)(PAGES + 1) * KVT_PAGE_BYTES), 0);
+    assert_int_equal(remote_help_get(&help, NS, 10, PAGES), KVT_E_CORRUPT);
     assert_int_equal(remote_help_get(&help, NS, 8, PAGES), 0);
+    help.remote->ops->stats(help.remote, &stats);
+    assert_int_equal(stats.nodes_down, 0); /* the directory itself is well */
+    /* each of them is replaced, whatever it is, when it is put for that */
+    for (uint64_t number = 1; number <= 10; number++) {
+        int exists = remote_help_put(&help, NS, number, PAGES, false);
+
+        assert_int_equal(exists, KVT_E_EXISTS);
+        assert_int_equal(remote_help_put(&help, NS, number, PAGES, true), 0);
+    }
+    assert_int_equal(remote_help_get_many(&help, NS, 1, 10, PAGES, NULL), 10);
+    /* a purge takes records, and says nothing of a directory among them */
+    path_of(4, path, sizeof(path));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkdir(path, 0700), 0);
+    assert_int_equal(remote_help_drop(&help, NS, 1, 5, &removed), 0);
+    assert_int_equal(removed, 4);
+    assert_int_equal(remote_help_drop(&help, NS, 0, 0, &removed), 0);
+    assert_int_equal(removed, 5);
 }
 
 static void file_with(const char *path, const char *text)
@@ -207,7 +249,8 @@ static void test_mac(void **state)
     assert_int_equal(remote_help_put(&other, NS, 2, PAGES, false), 0);
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&other, NS, 1, PAGES), 0);
-    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_STALE);
+    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES + 1), KVT_E_STALE);
     remote_help_close(&other);
     file_with(key, "another key of thirty-two bytes..");
     remote_help_open(&other, where, NULL, key, NULL);

@@ -18,6 +18,7 @@
 #include "support/mem_remote.h"
 
 enum { KV4 = 2, MIXED = 8, RAW = 6 };
+enum { OFF = -1 }; /* of remote_write, for the rig */
 
 #define BLOCK 8192u
 #define SECOND INT64_C(1000000000)
@@ -305,10 +306,98 @@ static void test_wrong_bytes_are_a_miss(void **state)
     assert_int_equal(rig_get(&rig, ns, numbers, 4, 0, statuses, NULL), 0);
     assert_int_equal(statuses[0], KVT_E_MISS);
     assert_int_equal(rig_stats(&rig).remote_get_bad, 1);
-    assert_int_equal(found(1, 4, NULL), 0); /* not asked for again at once */
-    rig_advance(&rig, SECOND + 1);
+    assert_int_equal(found(1, 4, NULL), 0); /* not asked for while it is computed */
+    rig_advance(&rig, 30 * SECOND);
+    assert_int_equal(found(1, 4, NULL), 0);
+    rig_advance(&rig, 31 * SECOND);
     assert_int_equal(found(1, 4, NULL), 4);
     assert_int_equal(get(1, 4), 4);
+}
+
+/* Somebody finds what is in the tier now damaged, computes it, and stores it. */
+static void computes(int write)
+{
+    struct rig_options o = options(write);
+
+    begin(&o);
+    assert_int_equal(found(1, 4, NULL), 1);
+    assert_int_equal(get(1, 1), 0);
+    assert_int_equal(rig_stats(&rig).remote_get_bad, 1);
+    assert_int_equal(rig_stats(&rig).remote_refused, 1);
+    assert_int_equal(rig_stats(&rig).remote_get_gone, 0);
+    rig_advance(&rig, 20 * SECOND); /* a long prompt */
+    assert_int_equal(put(1, 4), 4);
+    rig_settle(&rig);
+}
+
+/* What is damaged there, in its header or behind it, does not stay there: whoever has computed it
+ * puts it, once, and the next one loads it. */
+static void test_damaged_records_are_replaced(void **state)
+{
+    static const int writes[] = {KVT_REMOTE_WRITE_ALL, KVT_REMOTE_WRITE_SECOND};
+
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(writes); i++) {
+        struct rig_options o = options(OFF);
+
+        elsewhere(1, 4);
+        tier.objects[0].record[5000] ^= 1;
+        tier.objects[1].record[0] ^= 1;
+        computes(writes[i]);
+        assert_int_equal(rig_stats(&rig).remote_put, 2);
+        assert_int_equal(rig_stats(&rig).remote_put_exists, 0);
+        assert_int_equal(get(1, 4), 4);
+        rig_settle(&rig);
+        assert_int_equal(remote.puts, 2);
+        rig_close(&rig);
+        begin(&o);
+        assert_int_equal(found(1, 4, NULL), 4);
+        assert_int_equal(get(1, 4), 4);
+        assert_int_equal(rig_stats(&rig).load_granted_remote, 4);
+        rig_close(&rig);
+        mem_tier_free(&tier);
+    }
+    elsewhere(1, 4);
+    tier.objects[0].record[5000] ^= 1;
+    tier.objects[1].record[0] ^= 1;
+    computes(OFF);
+    assert_int_equal(remote.puts, 0);
+}
+
+/* A record that is of no use here is left alone where others may have it: of a later version, of a
+ * level that nobody here has opened, of a mixed map. One that no namespace can have is not. */
+static void test_records_of_others_are_left_alone(void **state)
+{
+    static const struct {
+        uint16_t version;
+        uint8_t map;
+        uint32_t payload_pages;
+        bool stays;
+    } cases[] = {{1, 0, 0, true}, {0, 3, 0, true}, {0, KV4, 3, false}, {0, MIXED, 20, false}};
+
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(cases); i++) {
+        struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+        struct kvt_record_header *header;
+
+        elsewhere(1, 1);
+        header = (struct kvt_record_header *)(void *)tier.objects[0].record;
+        header->version = (uint16_t)(header->version + cases[i].version);
+        header->map = cases[i].map ? cases[i].map : header->map;
+        if (cases[i].payload_pages) {
+            header->payload_bytes = cases[i].payload_pages * KVT_PAGE_BYTES - 200;
+            header->record_bytes = kvt_record_bytes(header->payload_bytes);
+        }
+        begin(&o);
+        assert_int_equal(found(1, 1, NULL), 0);
+        assert_int_equal(rig_stats(&rig).remote_refused, 1);
+        assert_int_equal(put(1, 1), 1);
+        rig_settle(&rig);
+        assert_int_equal(rig_stats(&rig).remote_put_exists, cases[i].stays);
+        assert_int_equal(rig_stats(&rig).remote_put, !cases[i].stays);
+        rig_close(&rig);
+        mem_tier_free(&tier);
+    }
 }
 
 /* Another key's record, a damaged header, and one of another length. */
@@ -531,8 +620,7 @@ static void test_all_and_off(void **state)
     rig_settle(&rig);
     assert_int_equal(remote.puts, 4);
     rig_close(&rig);
-    o.remote_write = -1; /* the rig's 0 is its default: nothing is put for a value that is none */
-    o.remote_write = KVT_REMOTE_WRITE_SECOND;
+    o.remote_write = OFF;
     begin(&o);
     assert_int_equal(found(1, 4, NULL), 4);
     assert_int_equal(get(1, 4), 4);
@@ -716,6 +804,8 @@ int main(void)
         cmocka_unit_test_teardown(test_levels_and_loads_without_lookup, tear_down),
         cmocka_unit_test_teardown(test_it_goes_to_disk_and_survives, tear_down),
         cmocka_unit_test_teardown(test_wrong_bytes_are_a_miss, tear_down),
+        cmocka_unit_test_teardown(test_damaged_records_are_replaced, tear_down),
+        cmocka_unit_test_teardown(test_records_of_others_are_left_alone, tear_down),
         cmocka_unit_test_teardown(test_other_records_are_refused, tear_down),
         cmocka_unit_test_teardown(test_gone_between_lookup_and_load, tear_down),
         cmocka_unit_test_teardown(test_a_hanging_lookup_is_answered, tear_down),
