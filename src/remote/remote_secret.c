@@ -23,8 +23,8 @@ static void say(int rc, const char *option, const char *path, char *error, size_
     if (rc == -EISDIR)
         (void)snprintf(error, error_len, "%s: %.200s is a directory: name a file", option, path);
     else if (rc == -EINVAL)
-        (void)snprintf(error, error_len,
-                       "%s: %.200s is a FIFO, a socket or a device: name a file", option, path);
+        (void)snprintf(error, error_len, "%s: %.200s is a FIFO, a socket or a device: name a file",
+                       option, path);
     else
         (void)snprintf(error, error_len, "%s: %.200s: %s", option, path, strerror(-rc));
 }

@@ -7,7 +7,8 @@
  *  1. A file is written under a name of its writer's, then linked to its own name: it is there
  *     whole or not at all, and who comes second finds that it exists. Nothing is changed in place.
  *  2. Nothing is synced: a file that a crash has torn fails its checksum, and is a miss.
- *  3. ENOENT, ESTALE, ENOTDIR are misses: somebody has removed it. Every other error is one.
+ *  3. ENOENT, ESTALE, ENOTDIR are misses: somebody has removed it. Every other error is one, and is
+ *     told once in ten minutes. Anybody may remove anything, ROOT/kvt0 too: shared_root.c.
  *  4. Directories that we make are 0700, files 0600; a link is not followed at a file's name.
  *  5. A request that is over before its turn is not begun; one that the file server holds up ends
  *     late, and the store has given up on it by then (remote.h, rule 1). stop() waits for those.
@@ -22,6 +23,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -29,12 +31,14 @@
 #include "remote/shared_files.h"
 
 #define THREADS 8u
+#define TELL_NS INT64_C(600000000000) /* one warning in ten minutes */
 
 struct shared_dir {
     struct kvt_remote remote;
     struct kvt_shared_files files;
     struct kvt_shared_clean clean;
     _Atomic uint64_t failing; /* requests in a row that failed for the file system's reasons */
+    _Atomic int64_t tell_ns;  /* no warning of that before */
     pthread_t threads[THREADS];
     uint32_t thread_count;
     pthread_mutex_t lock; /* everything below */
@@ -46,15 +50,36 @@ struct shared_dir {
 
 /* ---- threads ------------------------------------------------------------------------------- */
 
+/* What a request's end says of the directory itself. */
+static void note_health(struct shared_dir *shared, const struct kvt_remote_req *req)
+{
+    int64_t now_ns = kvt_clock_now(&shared->files.clock);
+    int64_t tell_ns = atomic_load_explicit(&shared->tell_ns, memory_order_relaxed);
+
+    /* -EIO, -ETIMEDOUT and such; what we say ourselves is below -5000 */
+    if (req->status >= 0 || req->status <= -5000) {
+        atomic_store_explicit(&shared->failing, 0, memory_order_relaxed);
+        return;
+    }
+    (void)atomic_fetch_add_explicit(&shared->failing, 1, memory_order_relaxed);
+    if (now_ns < tell_ns ||
+        !atomic_compare_exchange_strong_explicit(&shared->tell_ns, &tell_ns, now_ns + TELL_NS,
+                                                 memory_order_relaxed, memory_order_relaxed))
+        return;
+    kvt_log(&shared->files.log, KVT_LOG_WARN,
+            "remote: the directory %s: blocks cannot be %s there: %s (trying again; it must be "
+            "there, and its files be readable and writable by this user)",
+            shared->files.path,
+            req->op == KVT_REMOTE_PUT                                     ? "put"
+            : req->op == KVT_REMOTE_DROP || req->op == KVT_REMOTE_DROP_NS ? "purged"
+                                                                          : "read",
+            strerror(-req->status));
+}
+
 static void hand_out(struct shared_dir *shared, struct kvt_remote_req *req)
 {
     uint64_t one = 1;
 
-    /* -EIO, -ETIMEDOUT and such; what we say ourselves is below -5000 */
-    if (req->status < 0 && req->status > -5000)
-        (void)atomic_fetch_add_explicit(&shared->failing, 1, memory_order_relaxed);
-    else
-        atomic_store_explicit(&shared->failing, 0, memory_order_relaxed);
     req->next = NULL;
     if (shared->done)
         shared->done_last->next = req;
@@ -80,6 +105,7 @@ static void *dir_thread(void *arg)
         shared->queue = req->next;
         pthread_mutex_unlock(&shared->lock);
         req->status = kvt_shared_files_do(&shared->files, req);
+        note_health(shared, req);
         pthread_mutex_lock(&shared->lock);
         hand_out(shared, req);
     }
@@ -203,7 +229,9 @@ int kvt_shared_dir_open(const struct kvt_remote_params *params, const struct kvt
     shared->remote.ops = &dir_ops;
     shared->files.root = shared->done_fd = -1;
     shared->files.ttl_ns = params->ttl_ns;
-    /* neither can fail with these arguments */
+    shared->files.log = params->log;
+    /* none of them can fail with these arguments */
+    (void)pthread_mutex_init(&shared->files.root_lock, NULL);
     (void)pthread_mutex_init(&shared->lock, NULL);
     (void)pthread_cond_init(&shared->more, NULL);
     rc = kvt_remote_mac_read(params->mac_file, &shared->files.mac, error, error_len);

@@ -235,7 +235,7 @@ static int publish(const struct kvt_shared_files *shared, const char *tmp, const
     return -ENOENT; /* somebody removes directories as fast as we make them */
 }
 
-static int put(struct kvt_shared_files *shared, struct kvt_remote_req *req)
+static int put_once(struct kvt_shared_files *shared, const struct kvt_remote_req *req)
 {
     char dir[PATH_ROOM], path[PATH_ROOM], tmp[PATH_ROOM];
     uint8_t mac[KVT_REMOTE_MAC_BYTES];
@@ -265,6 +265,17 @@ static int put(struct kvt_shared_files *shared, struct kvt_remote_req *req)
         rc = publish(shared, tmp, path, dir, req->replace);
     (void)unlinkat(shared->root, tmp, 0);
     return rc;
+}
+
+/* Directories that are not there: somebody has removed them under us. */
+static int put(struct kvt_shared_files *shared, const struct kvt_remote_req *req)
+{
+    int rc = put_once(shared, req);
+
+    if (rc != -ENOENT && rc != -ESTALE)
+        return rc;
+    rc = kvt_shared_root_again(shared);
+    return rc ? rc : put_once(shared, req);
 }
 
 static int drop(const struct kvt_shared_files *shared, struct kvt_remote_req *req)
@@ -340,6 +351,7 @@ int kvt_shared_files_do(struct kvt_shared_files *shared, struct kvt_remote_req *
             req->found[i].status = KVT_E_DEADLINE;
         return KVT_E_DEADLINE;
     }
+    kvt_shared_root_look(shared, req->op);
     switch (req->op) {
     case KVT_REMOTE_PROBE:
         return probe(shared, req);
@@ -358,30 +370,14 @@ int kvt_shared_files_do(struct kvt_shared_files *shared, struct kvt_remote_req *
 int kvt_shared_files_open(struct kvt_shared_files *shared, const char *path, char *error,
                           size_t error_len)
 {
-    int top, rc = 0;
-
     shared->clock = kvt_clock_system();
-    shared->root = -1;
     if (gethostname(shared->node, sizeof(shared->node) - 1) != 0)
         shared->node[0] = '\0';
     for (char *at = shared->node; *at; at++)
         if (*at == '/')
             *at = '_';
     atomic_init(&shared->number, (uint64_t)kvt_clock_now(&shared->clock));
-    top = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    if (top < 0 || (mkdirat(top, "kvt0", 0700) != 0 && errno != EEXIST) ||
-        (shared->root = openat(top, "kvt0", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW)) < 0 ||
-        (mkdirat(shared->root, "tmp", 0700) != 0 && errno != EEXIST))
-        rc = -errno;
-    if (top >= 0)
-        (void)close(top);
-    if (rc)
-        (void)snprintf(error, error_len,
-                       "remote: the directory %.200s cannot be used: %s (it must be there, and be "
-                       "writable by this user)",
-                       path, strerror(-rc));
-    return rc;
+    return kvt_shared_root_open(shared, path, error, error_len);
 }
 
 void kvt_shared_files_close(struct kvt_shared_files *shared)
@@ -389,4 +385,5 @@ void kvt_shared_files_close(struct kvt_shared_files *shared)
     if (shared->root >= 0)
         (void)close(shared->root);
     shared->root = -1;
+    (void)pthread_mutex_destroy(&shared->root_lock);
 }

@@ -269,6 +269,151 @@ static void test_directories_that_cannot_be_used(void **state)
     assert_null(help.remote);
     assert_int_equal(kvt_remote_tier_open(&file, &help.remote, error, sizeof(error)), -ENOTDIR);
     assert_null(help.remote);
+    for (int i = 0; i < 3; i++) { /* a file, a link, and a file where tmp should be */
+        static const char *const names[] = {"kvt0", "kvt0", "kvt0/tmp"};
+        const struct kvt_remote_params params = {.where = where};
+        char name[400];
+
+        snprintf(name, sizeof(name), "%s/kvt0", dir);
+        if (i == 1)
+            assert_int_equal(symlink("/tmp", name), 0);
+        if (i == 2) {
+            assert_int_equal(mkdir(name, 0700), 0);
+            snprintf(name, sizeof(name), "%s/kvt0/tmp", dir);
+        }
+        if (i != 1)
+            file_with(name, "");
+        assert_int_equal(kvt_remote_tier_open(&params, &help.remote, error, sizeof(error)),
+                         -ENOTDIR);
+        snprintf(name, sizeof(name), "%s/%s", dir, names[i]);
+        assert_non_null(strstr(error, name));
+        assert_int_equal(remove(name), 0);
+    }
+}
+
+/* ---- somebody removes all of it ------------------------------------------------------------ */
+
+static struct log_lines {
+    _Atomic uint32_t count;
+    char last[512]; /* written before count, by one thread at a time here */
+} lines;
+
+static void take_line(void *arg, int level, const char *message)
+{
+    (void)arg;
+    (void)level;
+    snprintf(lines.last, sizeof(lines.last), "%s", message);
+    lines.count++;
+}
+
+static void open_logged(struct remote_help *one)
+{
+    char error[512] = "";
+
+    memset(one, 0, sizeof(*one));
+    lines.count = 0;
+    one->deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    one->params = (struct kvt_remote_params){.where = where,
+                                             .log = {.fn = take_line, .level_max = KVT_LOG_WARN}};
+    if (kvt_remote_tier_open(&one->params, &one->remote, error, sizeof(error)) != 0)
+        fail_msg("%s", error);
+}
+
+static uint64_t nodes_down(void)
+{
+    struct kvt_remote_stats stats;
+
+    help.remote->ops->stats(help.remote, &stats);
+    return stats.nodes_down;
+}
+
+static void remove_below(const char *path, bool itself)
+{
+    char name[400];
+
+    snprintf(name, sizeof(name), "%s/kvt0", path);
+    remove_tree(name);
+    if (itself)
+        assert_int_equal(rmdir(path), 0);
+}
+
+/* What is in it, itself, the directory above: the next put goes on, and so does everybody who had
+ * it open; one warning. */
+static void test_all_of_it_is_removed(void **state)
+{
+    char name[400];
+
+    (void)state;
+    open_logged(&help);
+    remote_help_open(&other, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    snprintf(name, sizeof(name), "%s/kvt0", dir);
+    remove_tree(name);
+    assert_int_equal(mkdir(name, 0700), 0); /* as after rm -rf kvt0/..., without tmp */
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_MISS);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    assert_int_equal(lines.count, 1);
+    assert_non_null(strstr(lines.last, "removed"));
+    for (int itself = 0; itself < 2; itself++) {
+        remove_below(dir, itself != 0);
+        if (itself) {
+            assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), -ENOENT);
+            assert_int_equal(nodes_down(), 1);
+            assert_int_equal(mkdir(dir, 0700), 0);
+        }
+        assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+        assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+        assert_int_equal(nodes_down(), 0);
+        /* who only reads sees it a second later; who purges, at once */
+        for (int i = 0; i < 600 && remote_help_get(&other, NS, 1, PAGES); i++)
+            rig_sleep_ms(50);
+        assert_int_equal(remote_help_get_many(&other, NS, 1, KEYS, PAGES, NULL), KEYS);
+    }
+    assert_int_equal(lines.count, 2); /* one of what was removed, one of ROOT that was not there */
+}
+
+/* Put aside, and another one made: readers, writers and purges are in the new one. */
+static void test_another_directory_has_its_name(void **state)
+{
+    char name[400], aside[400];
+    uint64_t removed;
+
+    (void)state;
+    open_logged(&help);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    snprintf(name, sizeof(name), "%s/kvt0", dir);
+    snprintf(aside, sizeof(aside), "%s/aside", dir);
+    assert_int_equal(rename(name, aside), 0);
+    remote_help_open(&other, where, NULL, NULL, NULL);
+    assert_int_equal(remote_help_put_many(&other, NS, 1, 3, PAGES, NULL), 3);
+    assert_int_equal(remote_help_drop(&help, NS, 0, 0, &removed), 0);
+    assert_int_equal(removed, 3);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_MISS);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    assert_int_equal(remote_help_get_many(&other, NS, 1, KEYS, PAGES, NULL), KEYS);
+    assert_int_equal(lines.count, 1);
+}
+
+/* Nothing can be put: said once, with the reason, and counted. */
+static void test_trouble_is_told_once(void **state)
+{
+    char name[400];
+
+    (void)state;
+    open_logged(&help);
+    snprintf(name, sizeof(name), "%s/kvt0/tmp", dir);
+    assert_int_equal(rmdir(name), 0);
+    file_with(name, "no directory");
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), -ENOTDIR);
+    assert_int_equal(nodes_down(), 1);
+    assert_int_equal(lines.count, 1);
+    assert_non_null(strstr(lines.last, dir));
+    assert_non_null(strstr(lines.last, "put"));
+    assert_non_null(strstr(lines.last, "Not a directory"));
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_MISS);
+    assert_int_equal(nodes_down(), 0);
 }
 
 /* A deadline that is over before a request's turn. */
@@ -611,6 +756,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_is_not_a_record, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_mac, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_directories_that_cannot_be_used, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_trouble_is_told_once, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_another_directory_has_its_name, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_all_of_it_is_removed, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_over_before_it_began, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_writers_that_are_killed, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_the_cleaner_keeps_the_cap, begin, tear_down),
