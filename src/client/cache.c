@@ -115,6 +115,8 @@ static void settings_log(const struct kvt_cache *cache, int env_applied)
         kvt_log(&cache->log, KVT_LOG_INFO, "options of KVTIER_CONFIG are in force");
     if (!cache->settings->enabled)
         kvt_log(&cache->log, KVT_LOG_INFO, "enabled=no: every lookup misses");
+    if (cache->remote)
+        kvt_remote_elsewhere_tell(cache->settings, &cache->log);
     if (cache->remote && cache->settings->disk_count > 0)
         kvt_log(
             &cache->log, KVT_LOG_INFO,

@@ -13,7 +13,6 @@
 #include "kvtier/error.h"
 
 #define CLOSE_TIMEOUT_NS INT64_C(30000000000)
-#define SHARED_DEADLINE_NS INT64_C(1000000000)
 
 static void store_params(struct kvt_host *host, struct kvt_store_params *params,
                          uint32_t numbers[KVT_DISKS_MAX])
@@ -41,7 +40,8 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->remote = host->remote;
     params->remote_deadline_ns = (int64_t)settings->remote_deadline;
     if (host->shared) /* clients take a daemon that answers nothing for two seconds for dead */
-        params->remote_deadline_ns = KVT_MIN(params->remote_deadline_ns, SHARED_DEADLINE_NS);
+        params->remote_deadline_ns =
+            KVT_MIN(params->remote_deadline_ns, KVT_HOST_REMOTE_DEADLINE_NS);
     params->remote_queue_bytes = settings->remote_queue;
     params->remote_write = settings->remote_write;
     params->seed = kvt_rng_seed_os();
@@ -131,6 +131,7 @@ static int remote_open(struct kvt_host *host, char *error, size_t error_len)
         .ns_cap_bytes = settings->remote_ns_cap == KVT_AUTO ? 0 : settings->remote_ns_cap,
         .ttl_ns = settings->remote_ttl == KVT_AUTO ? 0 : (int64_t)settings->remote_ttl,
         .log = host->log};
+    kvt_remote_unused_tell(settings, host->shared, &host->log);
     if (!settings->remote[0])
         return 0;
     return kvt_remote_tier_open(&params, &host->remote, error, error_len);

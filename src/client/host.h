@@ -61,6 +61,8 @@ struct kvt_root_state {
     int direct;
 };
 
+#define KVT_HOST_REMOTE_DEADLINE_NS INT64_C(1000000000) /* the most, where the arena is shared */
+
 struct kvt_host {
     const struct kvt_settings *settings;
     struct kvt_log log;
@@ -101,6 +103,12 @@ __attribute__((warn_unused_result)) int kvt_host_open(struct kvt_host *host, cha
  */
 void kvt_host_close(struct kvt_host *host);
 void kvt_host_free(struct kvt_host *host);
+
+/* remote_unused.c: warn of options of the shared tier that have no effect: where the store is ours,
+ * and where it is a kvtierd's. */
+void kvt_remote_unused_tell(const struct kvt_settings *settings, bool shared,
+                            const struct kvt_log *log);
+void kvt_remote_elsewhere_tell(const struct kvt_settings *settings, const struct kvt_log *log);
 
 /* arena_huge.c: make huge pages of a shared arena, in the background. */
 void kvt_huge_start(struct kvt_host *host);

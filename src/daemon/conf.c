@@ -79,6 +79,7 @@ static const char *const store_keys[] = {
     "remote_mac",
     "remote_ca",
     "remote_cap",
+    "remote_ns_cap",
 };
 
 static const char *const levels[] = {[KVT_LOG_ERROR] = "error",

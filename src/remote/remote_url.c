@@ -139,6 +139,9 @@ static int path_parse(const char *path, char *out, size_t room, char *error, siz
         return refuse(error, error_len, "remote: \"%.80s\" is not an absolute path", path);
     if (strlen(path) >= room)
         return refuse(error, error_len, "remote: a path of at most %zu bytes", room - 1);
+    if (strstr(path, "?replicas=") != NULL)
+        return refuse(error, error_len,
+                      "remote: \"%.80s\": ?replicas is for the servers of a cluster", path);
     memcpy(out, path, strlen(path) + 1);
     return 0;
 }

@@ -103,6 +103,8 @@ static void test_addresses_that_are_refused(void **state)
         {"redis://[::1", "not of the form"},
         {"redis://[::1]x", "not of the form"},
         {"redis://user:secret@a", "remote_auth"},
+        {"dir:/mnt/kv?replicas=yes", "cluster"},
+        {"redis+unix:/run/s?replicas=yes", "cluster"},
         {"redis+unix:run/s", "absolute"},
         {"dir:", "absolute"},
         {"dir:mnt", "absolute"},
