@@ -16,6 +16,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -33,6 +34,16 @@
 
 #define BLOCKED (-2L)
 #define FAILED (-1L)
+
+__attribute__((format(printf, 2, 3))) static void say(struct redis_conn *conn, const char *format,
+                                                      ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    (void)vsnprintf(conn->why, sizeof(conn->why), format, args);
+    va_end(args);
+}
 
 /* ---- TLS ----------------------------------------------------------------------------------- */
 
@@ -71,11 +82,31 @@ void redis_tls_free(struct redis *redis)
     redis->tls = NULL;
 }
 
+/* Why TLS has failed, for people: OpenSSL knows, and what to do about it we do. */
+static void tls_why(struct redis_conn *conn)
+{
+    long verdict = SSL_get_verify_result(conn->tls);
+    const char *reason = ERR_reason_error_string(ERR_peek_error());
+
+    if (verdict == X509_V_ERR_HOSTNAME_MISMATCH || verdict == X509_V_ERR_IP_ADDRESS_MISMATCH)
+        say(conn, "has a certificate for another name (give the one that is in it)");
+    else if (verdict != X509_V_OK)
+        say(conn, "has a certificate that is not trusted: %s (set remote_ca=FILE to its authority)",
+            X509_verify_cert_error_string(verdict));
+    else if (conn->state == CONN_TLS)
+        say(conn, "does not speak TLS with us: %s (without TLS it is redis://)",
+            reason ? reason : "it closed the connection");
+    else if (reason)
+        say(conn, "ends the connection: %s", reason);
+}
+
 /* What a TLS call that did not succeed means; what it waits for is noted. */
 static long tls_result(struct redis_conn *conn, int rc)
 {
     int why = SSL_get_error(conn->tls, rc);
 
+    if (why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE)
+        tls_why(conn);
     ERR_clear_error();
     conn->wants = why == SSL_ERROR_WANT_READ ? POLLIN : why == SSL_ERROR_WANT_WRITE ? POLLOUT : 0;
     return conn->wants ? BLOCKED : FAILED;
@@ -139,22 +170,34 @@ static long conn_recv(struct redis_conn *conn, void *first, size_t first_len, vo
 
 /* ---- connect and close --------------------------------------------------------------------- */
 
-static int connect_to(const struct kvt_remote_seed *at)
+static void say_errno(struct redis_conn *conn, int err)
 {
+    say(conn, "cannot be connected to: %s", strerror(err));
+}
+
+static int connect_to(struct redis_conn *conn)
+{
+    const struct kvt_remote_seed *at = &conn->node->at;
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
     struct sockaddr_un local;
-    int one = 1, fd;
+    int one = 1, fd, rc;
 
     if (!at->port[0]) {
-        if (kvt_sock_address(at->host, &local))
+        if (kvt_sock_address(at->host, &local)) {
+            say_errno(conn, ENAMETOOLONG);
             return -1;
+        }
         fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd >= 0 && connect(fd, (const struct sockaddr *)&local, sizeof(local)) == 0)
             return fd;
+        say_errno(conn, errno);
     } else {
-        if (getaddrinfo(at->host, at->port, &hints, &found) != 0)
+        rc = getaddrinfo(at->host, at->port, &hints, &found);
+        if (rc != 0) {
+            say(conn, "is a name that nobody knows: %s", gai_strerror(rc));
             return -1;
+        }
         fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (fd >= 0)
             (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
@@ -163,6 +206,7 @@ static int connect_to(const struct kvt_remote_seed *at)
             freeaddrinfo(found);
             return fd;
         }
+        say_errno(conn, errno);
         freeaddrinfo(found);
     }
     if (fd >= 0)
@@ -173,10 +217,12 @@ static int connect_to(const struct kvt_remote_seed *at)
 void redis_conn_start(struct redis *redis, struct redis_conn *conn)
 {
     conn->since_ns = conn->received_ns = redis->now_ns;
-    conn->fd = connect_to(&conn->node->at);
+    conn->why[0] = '\0';
+    conn->told = false;
+    conn->fd = connect_to(conn);
     if (conn->fd < 0) {
         (void)atomic_fetch_add_explicit(&redis->losses, 1, memory_order_relaxed);
-        redis_node_failed(redis, conn->node);
+        redis_node_failed(redis, conn->node, conn->why);
         return;
     }
     conn->state = CONN_CONNECTING;
@@ -208,6 +254,8 @@ void redis_conn_close(struct redis *redis, struct redis_conn *conn, int status, 
     struct redis_op *op;
 
     note_fence(conn);
+    if (!conn->why[0] && conn->state == CONN_TLS)
+        say(conn, "says nothing in TLS (without TLS it is redis://)");
     conn->id = 0;
     SSL_free(conn->tls);
     if (conn->fd >= 0)
@@ -225,7 +273,10 @@ void redis_conn_close(struct redis *redis, struct redis_conn *conn, int status, 
     conn->agg = NULL;
     if (failed) {
         (void)atomic_fetch_add_explicit(&redis->losses, 1, memory_order_relaxed);
-        redis_node_failed(redis, conn->node);
+        redis_node_failed(redis, conn->node,
+                          conn->told     ? NULL
+                          : conn->why[0] ? conn->why
+                                         : "does not answer");
         for (int lane = 0; lane < LANES; lane++) /* they would find out one by one */
             if (conn->node->conns[lane] && conn->node->conns[lane]->state != CONN_CLOSED)
                 redis_conn_close(redis, conn->node->conns[lane], -EHOSTDOWN, false);
@@ -397,8 +448,10 @@ static bool go_on(struct redis *redis, struct redis_conn *conn)
     socklen_t len = sizeof(err);
 
     if (conn->state == CONN_CONNECTING) {
-        if (getsockopt(conn->fd, SOL_SOCKET, SO_ERROR, &err, &len) != 0 || err)
+        if (getsockopt(conn->fd, SOL_SOCKET, SO_ERROR, &err, &len) != 0 || err) {
+            say_errno(conn, err ? err : errno);
             return false;
+        }
         (void)atomic_fetch_add_explicit(&redis->connects, 1, memory_order_relaxed);
         if (redis->tls) {
             if (!tls_start(redis, conn))
@@ -435,6 +488,9 @@ void redis_conn_turn(struct redis *redis, struct redis_conn *conn, short revents
     conn->wants = 0;
     if (revents || conn->tls)
         good = receive_all(redis, conn);
+    if (!good && conn->state == CONN_LOGIN && !conn->why[0] && !conn->tls)
+        say(conn, "closes the connection at once, or says what no Redis does (with TLS it is "
+                  "rediss://)");
     if (good && conn->state != CONN_CLOSED)
         good = send_all(redis, conn);
     if (!good)

@@ -38,6 +38,7 @@
 #include "remote/resp.h"
 
 #define REDIS_NODES 64u
+#define REDIS_NODE_NAME (KVT_REMOTE_HOST_BYTES + 8)
 #define REDIS_OPS 32768u
 #define REDIS_HOPS 5u /* redirections of one command */
 #define REDIS_OUT 16384u
@@ -104,6 +105,8 @@ struct redis_conn {
     void *tls; /* SSL */
     int wants; /* poll events that TLS waits for instead */
     int64_t since_ns, received_ns;
+    char why[256]; /* it fails, as far as is known: what follows its node's name in a sentence */
+    bool told;     /* that it failed, and why */
     struct redis_list queue, sent;
     struct redis_op login[5];
     uint64_t id; /* the server's number for it; 0: not told. LANE_WRITE only */
@@ -228,7 +231,10 @@ void redis_route(struct redis *redis, struct redis_op *op);
 bool redis_to_master(struct redis *redis, struct redis_op *op);
 /* Put it on a node's connection, or end it. */
 void redis_give(struct redis *redis, struct redis_node *node, struct redis_op *op);
-void redis_node_failed(struct redis *redis, struct redis_node *node);
+/* why: for one warning, NULL: it has been told. */
+void redis_node_failed(struct redis *redis, struct redis_node *node, const char *why);
+/* "host:port" or a path, for sentences. */
+const char *redis_node_name(const struct redis_node *node, char out[REDIS_NODE_NAME]);
 /* A reply that says "elsewhere" or "not now". true: the op goes on, false: it is another error. */
 bool redis_redirected(struct redis *redis, struct redis_conn *conn, struct redis_op *op,
                       const char *text, size_t len);

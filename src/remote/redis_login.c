@@ -94,6 +94,7 @@ bool redis_log_in(struct redis *redis, struct redis_conn *conn)
         if (!redis->auth_told)
             kvt_log(&redis->log, KVT_LOG_WARN, "%s (trying again)", why);
         redis->auth_told = true;
+        conn->told = true;
         return false;
     }
     if (count == 1)

@@ -134,19 +134,27 @@ void redis_route(struct redis *redis, struct redis_op *op)
     redis_give(redis, &redis->nodes[node - 1], op);
 }
 
-void redis_node_failed(struct redis *redis, struct redis_node *node)
+const char *redis_node_name(const struct redis_node *node, char out[REDIS_NODE_NAME])
 {
+    (void)snprintf(out, REDIS_NODE_NAME, "%s%s%s", node->at.host, node->at.port[0] ? ":" : "",
+                   node->at.port);
+    return out;
+}
+
+void redis_node_failed(struct redis *redis, struct redis_node *node, const char *why)
+{
+    char name[REDIS_NODE_NAME];
     int64_t pause = REDIS_BACKOFF_MIN_NS << KVT_MIN(node->fails, 6u);
 
     if (node->fails < 1000)
         node->fails++;
     node->down_until_ns = redis->now_ns + KVT_MIN(pause, REDIS_BACKOFF_MAX_NS);
     redis->want_map = redis->mode != MODE_SINGLE;
-    if (!redis->down_told)
+    if (!redis->down_told && why)
         kvt_log(&redis->log, KVT_LOG_WARN,
-                "remote: %s%s%s does not answer (trying again; its blocks are misses meanwhile)",
-                node->at.host, node->at.port[0] ? ":" : "", node->at.port);
-    redis->down_told = true;
+                "remote: %s %s (trying again; its blocks are misses meanwhile)",
+                redis_node_name(node, name), why);
+    redis->down_told = redis->down_told || why;
 }
 
 bool redis_node_serves(const struct redis *redis, uint32_t node)
@@ -189,12 +197,19 @@ static struct redis_node *node_at(struct redis *redis, const struct kvt_remote_s
 
 /* ---- the map ------------------------------------------------------------------------------- */
 
+/* A single server, or one that does not let us ask. */
 static void all_to(struct redis *redis, const struct redis_node *node)
 {
     uint16_t number = (uint16_t)(node - redis->nodes + 1);
+    char name[REDIS_NODE_NAME];
 
     for (uint32_t slot = 0; slot < KVT_RESP_SLOTS; slot++)
         redis->slots[slot] = number;
+    if (redis->url.replicas)
+        kvt_log(&redis->log, KVT_LOG_WARN,
+                "remote: ?replicas=yes has no effect: %s is no cluster, or does not let us ask for "
+                "its map (CLUSTER SLOTS)",
+                redis_node_name(node, name));
 }
 
 struct map_fill {

@@ -136,14 +136,16 @@ static int status_of(const struct kvt_resp_head *head)
 static void refused(struct redis *redis, struct redis_conn *conn, const struct kvt_resp_head *head)
 {
     int shown = (int)KVT_MIN(head->text_len, (size_t)200);
+    char name[REDIS_NODE_NAME];
 
     (void)atomic_fetch_add_explicit(&redis->auth_fails, 1, memory_order_relaxed);
     if (!redis->auth_told)
         kvt_log(&redis->log, KVT_LOG_WARN,
                 "remote: %s refuses us: %.*s (set remote_auth=FILE, or correct that file; trying "
                 "again)",
-                conn->node->at.host, shown, head->text);
+                redis_node_name(conn->node, name), shown, head->text);
     redis->auth_told = true;
+    conn->told = true;
 }
 
 /* The answer to CLIENT KILL: the connection that was lost is gone, or we may not ask for that; any
@@ -151,6 +153,8 @@ static void refused(struct redis *redis, struct redis_conn *conn, const struct k
 static void fence_reply(struct redis *redis, const struct redis_conn *conn,
                         const struct kvt_resp_head *head)
 {
+    char name[REDIS_NODE_NAME];
+
     if (head->type == '-' && !says(head, "ERR No such client")) {
         if (!says(head, "NOPERM") && !says(head, "ERR"))
             return;
@@ -159,7 +163,7 @@ static void fence_reply(struct redis *redis, const struct redis_conn *conn,
             kvt_log(&redis->log, KVT_LOG_WARN,
                     "remote: %s does not let us end a lost connection of ours, so purges cannot be "
                     "sure of puts that were under way (allow client|id and client|kill)",
-                    conn->node->at.host);
+                    redis_node_name(conn->node, name));
         redis->fence_told = true;
     }
     conn->node->fence_id = 0;

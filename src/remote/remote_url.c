@@ -121,6 +121,11 @@ static int seeds_parse(const char *from, struct kvt_remote_url *out, char *error
             use--;
         if (out->seed_count == KVT_REMOTE_SEEDS)
             return refuse(error, error_len, "remote: at most %u servers", KVT_REMOTE_SEEDS);
+        if (use > 0 && memchr(rest, '/', use) != NULL)
+            return refuse(error, error_len,
+                          "remote: \"%.*s\": leave out what is behind the \"/\": databases are not "
+                          "supported, all is in the first one",
+                          (int)(use < 80 ? use : 80), rest);
         if (!seed_parse(rest, use, &out->seeds[out->seed_count]))
             return refuse(error, error_len,
                           "remote: \"%.*s\" is not of the form host, host:port or [v6]:port",

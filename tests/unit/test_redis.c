@@ -9,6 +9,7 @@
 #include "support/rig.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -231,6 +232,112 @@ static void test_tls(void **state)
     snprintf(where, sizeof(where), "redis://127.0.0.1:%d", redis.ports[0]); /* not TLS */
     remote_help_open(&help, where, NULL, NULL, NULL);
     assert_int_not_equal(remote_help_get(&help, NS, 1, PAGES), 0);
+}
+
+/* ---- what is said ---------------------------------------------------------------------------- */
+
+static struct {
+    pthread_mutex_t lock;
+    unsigned count;
+    char text[2048];
+} said = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void take_line(void *arg, int level, const char *message)
+{
+    (void)arg;
+    (void)level;
+    pthread_mutex_lock(&said.lock);
+    said.count++;
+    snprintf(said.text + strlen(said.text), sizeof(said.text) - strlen(said.text), "%s\n", message);
+    pthread_mutex_unlock(&said.lock);
+}
+
+/* A backend that does not get in: one warning, that names the server and has all these words. */
+static void says(const char *where, const char *auth, const char *ca, const char *const words[3])
+{
+    char error[512] = "";
+
+    memset(&help, 0, sizeof(help));
+    said.count = 0;
+    said.text[0] = '\0';
+    help.deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    help.params = (struct kvt_remote_params){.where = where,
+                                             .auth_file = auth,
+                                             .ca_file = ca,
+                                             .log = {.fn = take_line, .level_max = KVT_LOG_WARN}};
+    assert_int_equal(kvt_remote_tier_open(&help.params, &help.remote, error, sizeof(error)), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_int_not_equal(remote_help_get(&help, NS, 1, PAGES), 0);
+        rig_sleep_ms(150); /* it tries again meanwhile, and fails again */
+    }
+    remote_help_close(&help);
+    for (int i = 0; i < 3 && words[i]; i++)
+        if (!strstr(said.text, words[i]))
+            fail_msg("%s: \"%s\" is not in \"%s\"", where, words[i], said.text);
+    if (said.count != 1)
+        fail_msg("%s: %u lines: %s", where, said.count, said.text);
+}
+
+static void test_why_it_does_not_get_in(void **state)
+{
+    char where[300], at[32];
+
+    (void)state;
+    if (!begin("--requirepass first"))
+        return;
+    snprintf(redis.password, sizeof(redis.password), "first");
+    snprintf(at, sizeof(at), "127.0.0.1:%d", redis.ports[0]);
+    says(url, NULL, NULL, (const char *const[3]){at, "NOAUTH", "remote_auth"});
+    says(url, file_with("auth", "wrong\n", 6), NULL,
+         (const char *const[3]){at, "WRONGPASS", "remote_auth"});
+    snprintf(where, sizeof(where), "rediss://%s", at);
+    says(where, NULL, NULL, (const char *const[3]){at, "TLS", "redis://"});
+    says("redis://127.0.0.1:1", NULL, NULL,
+         (const char *const[3]){"127.0.0.1:1 ", "refused", NULL});
+    snprintf(where, sizeof(where), "redis+unix:%s/no.sock", redis.dir);
+    says(where, NULL, NULL, (const char *const[3]){"no.sock", "No such file", NULL});
+}
+
+static void test_why_tls_does_not_get_in(void **state)
+{
+    char where[300], cert[192], at[32];
+
+    (void)state;
+    if (!redis_rig_able() || !redis_rig_tls(&redis, ""))
+        return;
+    redis_rig_url(&redis, url, sizeof(url));
+    snprintf(cert, sizeof(cert), "%s/cert.pem", redis.dir);
+    snprintf(at, sizeof(at), "127.0.0.1:%d", redis.ports[0]);
+    says(url, NULL, NULL, (const char *const[3]){at, "certificate", "remote_ca"});
+    snprintf(where, sizeof(where), "redis://%s", at);
+    says(where, NULL, NULL, (const char *const[3]){at, "rediss://", NULL});
+    /* another name for it, where this machine's "localhost" is that address */
+    snprintf(where, sizeof(where), "rediss://localhost:%d", redis.ports[0]);
+    says(where, NULL, cert, (const char *const[3]){"localhost", NULL, NULL});
+    if (!strstr(said.text, "another name") && !strstr(said.text, "cannot be connected"))
+        fail_msg("%s", said.text);
+}
+
+/* ?replicas of a server that has none in its map. */
+static void test_replicas_of_a_single_server(void **state)
+{
+    char where[600];
+
+    (void)state;
+    if (!begin(""))
+        return;
+    snprintf(where, sizeof(where), "%s?replicas=yes", url);
+    memset(&help, 0, sizeof(help));
+    said.count = 0;
+    help.deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    help.params = (struct kvt_remote_params){.where = where,
+                                             .log = {.fn = take_line, .level_max = KVT_LOG_WARN}};
+    assert_int_equal(kvt_remote_tier_open(&help.params, &help.remote, where, sizeof(where)), 0);
+    assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), 0);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
+    remote_help_close(&help);
+    assert_int_equal(said.count, 1);
+    assert_non_null(strstr(said.text, "?replicas=yes has no effect"));
 }
 
 /* ---- who may ------------------------------------------------------------------------------- */
@@ -549,6 +656,9 @@ int main(void)
         cmocka_unit_test_teardown(test_time_to_live, tear_down),
         cmocka_unit_test_teardown(test_unix_socket, tear_down),
         cmocka_unit_test_teardown(test_tls, tear_down),
+        cmocka_unit_test_teardown(test_replicas_of_a_single_server, tear_down),
+        cmocka_unit_test_teardown(test_why_tls_does_not_get_in, tear_down),
+        cmocka_unit_test_teardown(test_why_it_does_not_get_in, tear_down),
         cmocka_unit_test_teardown(test_password_changes, tear_down),
         cmocka_unit_test_teardown(test_acl_user, tear_down),
         cmocka_unit_test_teardown(test_damaged_and_foreign_objects, tear_down),

@@ -93,6 +93,8 @@ static void test_addresses_that_are_refused(void **state)
         {"redis://", "no server"},
         {"redis://a,", "missing at the end"},
         {"redis://,a", "not of the form"},
+        {"redis://a:6379/0", "databases"},
+        {"redis://a/0,b", "databases"},
         {"redis://a:0", "not of the form"},
         {"redis://a?replica=yes", "?replicas=yes"},
         {"redis://a?replicas=", "?replicas=yes"},
@@ -103,12 +105,12 @@ static void test_addresses_that_are_refused(void **state)
         {"redis://[::1", "not of the form"},
         {"redis://[::1]x", "not of the form"},
         {"redis://user:secret@a", "remote_auth"},
-        {"dir:/mnt/kv?replicas=yes", "cluster"},
-        {"redis+unix:/run/s?replicas=yes", "cluster"},
         {"redis+unix:run/s", "absolute"},
         {"dir:", "absolute"},
         {"dir:mnt", "absolute"},
         {"redis+unix:/", "absolute"},
+        {"dir:/mnt/kv?replicas=yes", "cluster"},
+        {"redis+unix:/run/s?replicas=yes", "cluster"},
         {"redis://a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a+a", "at most 16"},
     };
     char error[512], longest[2048];
