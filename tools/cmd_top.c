@@ -144,11 +144,13 @@ static void add_lookups(struct kvt_top_view *view, const struct top *top)
 {
     uint64_t keys = value(top, "lookup.keys"), recent = rise(top, "lookup.keys");
     static const char *const hits[][2] = {{"in dram", "lookup.hits_dram"},
-                                          {"on disk", "lookup.hits_disk"}};
+                                          {"on disk", "lookup.hits_disk"},
+                                          {"shared tier", "lookup.hits_remote"}};
+    const size_t tiers = KVT_ARRAY_LEN(hits) - !value(top, "remote.nodes");
 
     add(view, 1, "%-24s %14s %14s", "lookups", "total", "per second");
     add_count(view, top, "keys", "lookup.keys", 0);
-    for (size_t i = 0; i < KVT_ARRAY_LEN(hits); i++) {
+    for (size_t i = 0; i < tiers; i++) {
         char now[32] = "-";
         if (recent)
             snprintf(now, sizeof(now), "%.1f %%", kvt_stats_percent(rise(top, hits[i][1]), recent));
@@ -201,6 +203,32 @@ static void add_stores(struct kvt_top_view *view, const struct top *top)
     add_trouble(view, top, "write failed", "disk.write_fail");
 }
 
+/* The tier that machines share, where there is one. */
+static void add_shared(struct kvt_top_view *view, const struct top *top)
+{
+    uint64_t nodes = value(top, "remote.nodes"), down = value(top, "remote.nodes_down");
+
+    if (!nodes)
+        return;
+    add(view, 1, "shared tier");
+    add(view, down > 0, "  %-22s %14" PRIu64 "    %" PRIu64 " down", "nodes", nodes, down);
+    add_count(view, top, "keys asked for", "remote.asked", 0);
+    add_count(view, top, "blocks from there", "load.granted_remote", 0);
+    add_count(view, top, "bytes from there", "remote.got_bytes", 1);
+    add_count(view, top, "bytes put there", "remote.put_bytes", 1);
+    add_trouble(view, top, "no answer", "remote.unknown");
+    add_trouble(view, top, "too late", "remote.deadline");
+    add_trouble(view, top, "read failed", "remote.get_fail");
+    add_trouble(view, top, "gone when read", "remote.gone");
+    add_trouble(view, top, "damaged", "remote.bad");
+    add_trouble(view, top, "no record of ours", "remote.refused");
+    add_trouble(view, top, "not put: no room", "remote.put_full");
+    add_trouble(view, top, "not put: failed", "remote.put_fail");
+    add_trouble(view, top, "not put: queue", "remote.put_dropped");
+    add_trouble(view, top, "log-in refused", "remote.auth_fails");
+    add_trouble(view, top, "purges not complete", "remote.purge_fail");
+}
+
 static void add_space(struct kvt_top_view *view, const struct top *top)
 {
     static const char *const tiers[][3] = {{"dram", "dram.bytes_used", "dram.bytes_max"},
@@ -222,8 +250,8 @@ static void add_space(struct kvt_top_view *view, const struct top *top)
 /* Counters that moved and stand nowhere above: a newer store may have more than we know. */
 static void add_others(struct kvt_top_view *view, const struct top *top)
 {
-    static const char *const shown[] = {"lookup.", "load.",  "store.", "disk.",
-                                        "dram.",   "index.", "writer."};
+    static const char *const shown[] = {"lookup.", "load.",  "store.",  "disk.",
+                                        "dram.",   "index.", "writer.", "remote."};
     const char *name;
     json_t *number;
     unsigned n = 0;
@@ -253,6 +281,7 @@ static void make_view(const struct top *top, struct kvt_top_view *view)
     add_lookups(view, top);
     add_loads(view, top);
     add_stores(view, top);
+    add_shared(view, top);
     add_space(view, top);
     add_others(view, top);
 }
@@ -262,7 +291,7 @@ static void make_view(const struct top *top, struct kvt_top_view *view)
 static int print_json(const struct top *top)
 {
     uint64_t keys = value(top, "lookup.keys"), dram = value(top, "lookup.hits_dram"),
-             disk = value(top, "lookup.hits_disk");
+             disk = value(top, "lookup.hits_disk"), shared = value(top, "lookup.hits_remote");
     json_t *rates = json_null(), *number;
     const char *name;
 
@@ -272,11 +301,12 @@ static int print_json(const struct top *top)
             json_object_set_new(rates, name, json_real(per_second(top, name)));
     }
     return kvt_cli_json(json_pack(
-        "{s:s, s:o, s:f, s:f, s:{s:f, s:f, s:f}, s:O, s:o}", "dir", top->path, "owner_pid",
+        "{s:s, s:o, s:f, s:f, s:{s:f, s:f, s:f, s:f}, s:O, s:o}", "dir", top->path, "owner_pid",
         top->owner ? json_integer(top->owner) : json_null(), "age_s", top->age_s, "period_s",
         top->period_s, "hit_ratio", "dram", kvt_stats_percent(dram, keys) / 100, "disk",
-        kvt_stats_percent(disk, keys) / 100, "total", kvt_stats_percent(dram + disk, keys) / 100,
-        "counters", top->now, "per_second", rates));
+        kvt_stats_percent(disk, keys) / 100, "remote", kvt_stats_percent(shared, keys) / 100,
+        "total", kvt_stats_percent(dram + disk + shared, keys) / 100, "counters", top->now,
+        "per_second", rates));
 }
 
 static int print_plain(const struct top *top)

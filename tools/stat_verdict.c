@@ -64,6 +64,11 @@ static const struct rule {
      "a defect of the program: its log names the call"},
     {"gpu.lost", "working", "warn", "GPUs went offline; their pools do nothing any more",
      "gpu.state and the log name the driver's error; restart the engine"},
+    {"remote.nodes_down", "working", "warn",
+     "nodes of the shared tier do not answer: what they hold is computed",
+     "the log has the reason; 'kvtier doctor --config remote=...' tries it"},
+    {"remote.auth_fails", "working", "warn", "log-ins to the shared tier were refused",
+     "correct the file of remote_auth; the log has the server's words"},
     {"recover.no_room", "working", "warn", "records did not fit the index at open",
      "raise the disk cap only with the memory for its index: 46 bytes a block"},
     {"load.deadline", "paying", "warn", "blocks came later than their deadline and were computed",
@@ -86,6 +91,17 @@ static const struct rule {
      "raise dram; give the cache a disk; or set write=through"},
     {"store.lost", "paying", "warn", "blocks were lost: not written, and no DRAM to stay in",
      "raise dram or staging"},
+    {"remote.deadline", "paying", "warn",
+     "records of the shared tier did not come in time and were computed",
+     "raise remote_deadline, or look at the network and the server's load"},
+    {"remote.put_full", "paying", "warn", "blocks were not put to the shared tier: it has no room",
+     "a server: maxmemory-policy allkeys-lru, or more maxmemory; a directory: remote_cap"},
+    {"remote.put_fail", "paying", "warn", "blocks were not put to the shared tier: it failed",
+     "the log has the reason; 'kvtier doctor --config remote=...' tries it"},
+    {"remote.put_dropped", "paying", "note",
+     "blocks were not put to the shared tier: too many waited", "raise remote_queue"},
+    {"remote.gone", "paying", "note", "records had left the shared tier between look-up and load",
+     "give it more room"},
     {"pin.refused", "paying", "note", "pins were refused by the pin budget", "raise pin_max"},
     {"verify.checksum_fail", "safe", "warn",
      "records did not verify; they were not used, and their blocks computed",
@@ -108,6 +124,14 @@ static const struct rule {
      "dmesg tells why; what is there can still be read, and writes are tried again"},
     {"disk.dropped_space", "safe", "note", "blocks were not written: no room on disk", NULL},
     {"disk.dropped_error", "safe", "note", "blocks were not written: their write failed", NULL},
+    {"remote.bad", "safe", "warn",
+     "records of the shared tier did not verify; they were computed, and put again",
+     "one remote_mac for all machines; else see who writes there, and the server's memory"},
+    {"remote.refused", "safe", "warn",
+     "records of the shared tier could not be read: damaged, or of another version",
+     "one version of kvtier on all machines; else see who writes there"},
+    {"remote.purge_fail", "safe", "warn", "purges did not reach all of the shared tier",
+     "repeat them: 'kvtier purge --namespace HEX --remote URL'"},
     {"scrub.bad", "safe", "warn", "cold records were found damaged, and dropped",
      "look at the drive (smartctl -a); they are computed again when asked for"},
     {"scrub.read_fail", "safe", "warn", "cold records could not be read",
@@ -143,6 +167,7 @@ static void judge_working(json_t *list, const struct kvt_stat_facts *facts)
 {
     char used[32], max[32], held[32];
     const char *state = json_string_value(json_object_get(facts->counters, "cache.state"));
+    uint64_t nodes = kvt_stats_value(facts->counters, "remote.nodes");
 
     if (facts->owner_pid)
         say(list, "working", "ok", NULL, "process %" PRId64 " owns it%s%s", facts->owner_pid,
@@ -157,6 +182,8 @@ static void judge_working(json_t *list, const struct kvt_stat_facts *facts)
     if (facts->counters && !kvt_stats_value(facts->counters, "disk.direct"))
         say(list, "working", "note", "'kvtier doctor --dir' says why",
             "the disk is read and written through the page cache");
+    if (nodes && !kvt_stats_value(facts->counters, "remote.nodes_down"))
+        say(list, "working", "ok", NULL, "the shared tier answers, %" PRIu64 " nodes of it", nodes);
     apply_rules(list, facts->counters, "working");
 }
 
@@ -176,13 +203,20 @@ static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
     uint64_t keys = kvt_stats_value(c, "lookup.keys");
     uint64_t dram = kvt_stats_value(c, "lookup.hits_dram");
     uint64_t disk = kvt_stats_value(c, "lookup.hits_disk");
-    uint64_t loaded =
-        kvt_stats_value(c, "load.granted_dram") + kvt_stats_value(c, "load.granted_disk");
+    uint64_t shared = kvt_stats_value(c, "lookup.hits_remote");
+    uint64_t from_shared = kvt_stats_value(c, "load.granted_remote");
+    uint64_t loaded = kvt_stats_value(c, "load.granted_dram") +
+                      kvt_stats_value(c, "load.granted_disk") + from_shared;
     uint64_t stored = kvt_stats_value(c, "client.store_bytes");
     uint64_t engine = kvt_stats_value(c, "client.store_logical_bytes");
     uint64_t blocks = kvt_stats_value(c, "client.store_blocks");
-    char a[64], b[32], d[32];
+    char a[64], b[32], d[32], there[64] = "", from_there[64] = "";
 
+    if (shared)
+        snprintf(there, sizeof(there), ", %.1f %% in the shared tier",
+                 kvt_stats_percent(shared, keys));
+    if (from_shared)
+        snprintf(from_there, sizeof(from_there), ", %" PRIu64 " from the shared tier", from_shared);
     if (!c) {
         say(list, "paying", "note", "numbers come two seconds after the first request",
             "nothing can be said: no process has left numbers here");
@@ -192,17 +226,18 @@ static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
         say(list, "paying", "note", "is the engine calling kvt_lookup()?",
             "no key has been looked up yet");
     else
-        say(list, "paying", dram + disk ? "ok" : "note",
-            dram + disk
+        say(list, "paying", dram + disk + shared ? "ok" : "note",
+            dram + disk + shared
                 ? NULL
                 : "the same prompts must come again, with the same model, settings and salt",
-            "%.1f %% of %" PRIu64 " keys were hits: %.1f %% in DRAM, %.1f %% on disk",
-            kvt_stats_percent(dram + disk, keys), keys, kvt_stats_percent(dram, keys),
-            kvt_stats_percent(disk, keys));
+            "%.1f %% of %" PRIu64 " keys were hits: %.1f %% in DRAM, %.1f %% on disk%s",
+            kvt_stats_percent(dram + disk + shared, keys), keys, kvt_stats_percent(dram, keys),
+            kvt_stats_percent(disk, keys), there);
     if (loaded)
         say(list, "paying", "ok", NULL,
-            "%" PRIu64 " blocks%s were loaded instead of computed, %" PRIu64 " of them from disk",
-            loaded, tokens(facts, loaded, a, sizeof(a)), kvt_stats_value(c, "load.granted_disk"));
+            "%" PRIu64 " blocks%s were loaded instead of computed, %" PRIu64 " of them from disk%s",
+            loaded, tokens(facts, loaded, a, sizeof(a)), kvt_stats_value(c, "load.granted_disk"),
+            from_there);
     if (engine && stored)
         say(list, "paying", "ok", NULL, "%s of the engine's cache were stored as %s: %.2f of it",
             kvt_human_bytes(engine, b), kvt_human_bytes(stored, d),

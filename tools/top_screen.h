@@ -2,7 +2,7 @@
 #ifndef KVT_TOOLS_TOP_SCREEN_H
 #define KVT_TOOLS_TOP_SCREEN_H
 
-#define KVT_TOP_LINES_MAX 64u
+#define KVT_TOP_LINES_MAX 96u
 #define KVT_TOP_COLUMNS_MAX 160u
 
 struct kvt_top_view {

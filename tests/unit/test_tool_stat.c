@@ -98,6 +98,41 @@ static void test_healthy(void **state)
     json_decref(counters);
 }
 
+/* What comes from the tier that machines share counts, and that it answers is said; without one
+ * nothing is. */
+static void test_a_shared_tier(void **state)
+{
+    json_t *counters = healthy();
+    struct kvt_stat_facts facts = facts_of(counters);
+    json_t *verdicts = kvt_stat_verdicts(&facts);
+
+    (void)state;
+    assert_int_equal(count(verdicts, "working", "", "shared tier"), 0);
+    assert_int_equal(count(verdicts, "paying", "", "shared tier"), 0);
+    json_decref(verdicts);
+    json_object_set_new(counters, "remote.nodes", json_integer(3));
+    json_object_set_new(counters, "lookup.hits_remote", json_integer(50));
+    json_object_set_new(counters, "load.granted_remote", json_integer(40));
+    json_object_set_new(counters, "remote.gone", json_integer(5));
+    verdicts = kvt_stat_verdicts(&facts);
+    assert_int_equal(warnings(verdicts), 0);
+    assert_int_equal(count(verdicts, "working", "ok", "the shared tier answers, 3 nodes"), 1);
+    assert_int_equal(count(verdicts, "paying", "ok", "85.0 % of 1000 keys were hits"), 1);
+    assert_int_equal(count(verdicts, "paying", "ok", "5.0 % in the shared tier"), 1);
+    assert_int_equal(count(verdicts, "paying", "ok", "840 blocks"), 1);
+    assert_int_equal(count(verdicts, "paying", "ok", "40 from the shared tier"), 1);
+    assert_int_equal(count(verdicts, "paying", "note", "more room"), 1);
+    json_decref(verdicts);
+    json_object_set_new(counters, "lookup.hits_dram", json_integer(0));
+    json_object_set_new(counters, "lookup.hits_disk", json_integer(0));
+    json_object_set_new(counters, "remote.nodes_down", json_integer(1));
+    verdicts = kvt_stat_verdicts(&facts);
+    assert_int_equal(count(verdicts, "working", "ok", "answers"), 0);
+    assert_int_equal(count(verdicts, "paying", "note", "same prompts"), 0); /* they came again */
+    json_decref(verdicts);
+    json_decref(counters);
+}
+
 /* One counter at a time: told under its question, with something to do. */
 static void test_each_trouble(void **state)
 {
@@ -124,6 +159,14 @@ static void test_each_trouble(void **state)
         {"store.dropped_index", "paying", "raise dram"},
         {"disk.dropped_queue", "paying", "write_queue"},
         {"store.lost", "paying", "raise dram"},
+        {"remote.nodes_down", "working", "kvtier doctor --config remote="},
+        {"remote.auth_fails", "working", "remote_auth"},
+        {"remote.deadline", "paying", "remote_deadline"},
+        {"remote.put_full", "paying", "maxmemory"},
+        {"remote.put_fail", "paying", "log has the reason"},
+        {"remote.bad", "safe", "remote_mac"},
+        {"remote.refused", "safe", "one version"},
+        {"remote.purge_fail", "safe", "kvtier purge"},
     };
 
     (void)state;
@@ -236,9 +279,8 @@ static void test_live(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_healthy),
-        cmocka_unit_test(test_each_trouble),
-        cmocka_unit_test(test_odd_states),
+        cmocka_unit_test(test_healthy),      cmocka_unit_test(test_a_shared_tier),
+        cmocka_unit_test(test_each_trouble), cmocka_unit_test(test_odd_states),
         cmocka_unit_test(test_live),
     };
 

@@ -130,6 +130,34 @@ static void test_once(void **state)
     assert_non_null(strstr(run.out, "no process"));
 }
 
+/* Rows of the tier that machines share are there where there is one; trouble with it too. */
+static void test_a_shared_tier(void **state)
+{
+    static const char *const rows[] = {"shared tier", "1 down",          "blocks from there",
+                                       "10.0 %",      "not put: failed", "damaged"};
+
+    (void)state;
+    small_store_close(&store);
+    write_stats("lookup.keys 100\nlookup.hits_dram 50\n");
+    TOOL("top", store.dir, "--once");
+    assert_int_equal(run.code, 0);
+    assert_null(strstr(run.out, "shared tier"));
+    write_stats("lookup.keys 100\nlookup.hits_dram 50\nlookup.hits_remote 10\nremote.nodes 1\n"
+                "remote.nodes_down 1\nremote.put_fail 8\nremote.bad 2\nload.granted_remote 10\n");
+    TOOL("top", store.dir, "--once");
+    assert_int_equal(run.code, 0);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        if (!strstr(run.out, rows[i]))
+            fail_msg("no \"%s\" in %s", rows[i], run.out);
+    assert_null(strstr(run.out, "not put: no room")); /* that did not happen */
+    TOOL("top", store.dir, "--once", "--json");
+    json_t *top = json_of(run.out);
+    const json_t *ratio = json_object_get(top, "hit_ratio");
+    assert_true(number(ratio, "remote") > 0.09 && number(ratio, "remote") < 0.11);
+    assert_true(number(ratio, "total") > 0.59 && number(ratio, "total") < 0.61);
+    json_decref(top);
+}
+
 static void test_refusals(void **state)
 {
     char path[400];
@@ -403,6 +431,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_shared_tier, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
         cmocka_unit_test_setup_teardown(test_reader, setup, teardown),
         cmocka_unit_test_setup_teardown(test_json_lines, setup, teardown),
