@@ -3,7 +3,7 @@
  * Each check ends in one state: ok; off (not there, nobody asked for it); warn (works, worse than
  * it could); fail (asked for, does not work). Exit 1 when any check failed.
  * Threads: one. It changes nothing but a scratch directory inside --dir (or its parent, where --dir
- * is new), which it removes again.
+ * is new), and puts one record into the shared tier that --config names; it removes both again.
  */
 #include <errno.h>
 #include <limits.h>
@@ -22,6 +22,8 @@
 #include "gpu/gds.h"
 #include "io/io.h"
 #include "kvtier/kvtier.h"
+#include "remote/remote.h"
+#include "remote_tool.h"
 #include "root_check.h"
 #include "stat_verdict.h"
 #include "stats_file.h"
@@ -330,6 +332,51 @@ static void check_options(struct doctor *doctor, const struct kvt_config *config
     }
 }
 
+static const char *or_null(const char *path)
+{
+    return path[0] ? path : NULL;
+}
+
+/* The tier that machines share, as these options would use it: a record there and back. */
+static void check_shared(struct doctor *doctor, const struct kvt_config *config)
+{
+    const struct kvt_settings *settings = &config->settings;
+    const struct kvt_remote_where where = {.url = settings->remote,
+                                           .auth_file = or_null(settings->remote_auth),
+                                           .mac_file = or_null(settings->remote_mac),
+                                           .ca_file = or_null(settings->remote_ca)};
+    const int write = settings->remote_write != KVT_REMOTE_WRITE_OFF;
+    struct kvt_remote_trial trial;
+    char error[1200], size[32];
+    json_t *object;
+    int rc;
+
+    if (!settings->remote[0] || settings->socket[0]) {
+        check(doctor, "shared", STATE_OFF, "not looked at: %s",
+              settings->remote[0] ? "it would be the kvtierd's"
+                                  : "--config remote=URL tries a tier that machines share");
+        return;
+    }
+    rc = kvt_remote_try(&where, write, &trial, error, sizeof(error));
+    if (rc)
+        object = check(doctor, "shared", STATE_FAIL, "%s", error);
+    else if (write)
+        object = check(doctor, "shared", STATE_OK,
+                       "%s: %s there in %.1f ms and back in %.1f ms, and removed", settings->remote,
+                       kvt_human_bytes(trial.bytes, size), trial.put_s * 1e3, trial.get_s * 1e3);
+    else
+        object = check(doctor, "shared", STATE_OK, "%s answers (remote_write=off: nothing was put)",
+                       settings->remote);
+    json_object_set_new(object, "remote", json_string(settings->remote));
+    if (rc)
+        json_object_set_new(object, "error", json_integer(rc));
+    if (!rc && write) {
+        json_object_set_new(object, "bytes", json_integer((json_int_t)trial.bytes));
+        json_object_set_new(object, "put_s", json_real(trial.put_s));
+        json_object_set_new(object, "get_s", json_real(trial.get_s));
+    }
+}
+
 static void check_rest(struct doctor *doctor, const char *dir, uint64_t probe_bytes)
 {
     char why[160];
@@ -388,6 +435,7 @@ int kvt_cmd_doctor(int argc, char **argv)
     check_io(&doctor, dir, probe_bytes & ~UINT64_C(4095));
     check_store(&doctor, dir);
     check_options(&doctor, config);
+    check_shared(&doctor, config);
     check_rest(&doctor, dir, probe_bytes);
     if (doctor.json)
         rc = kvt_cli_json(json_pack("{s:s, s:b, s:O, s:o}", "version", kvt_version(), "ok",

@@ -171,7 +171,11 @@ static int there_and_back(struct tier *tier, const struct kvt_full_key *key, uin
                                  .keys = key,
                                  .record = record + TRIAL_BYTES,
                                  .record_bytes = TRIAL_BYTES};
-    struct kvt_remote_req drop = {.op = KVT_REMOTE_DROP, .count = 1, .keys = key};
+    /* in a directory the ones made for it go as well; a server would be walked for that */
+    struct kvt_remote_req drop = {
+        .op = strncmp(tier->where->url, "dir:", 4) == 0 ? KVT_REMOTE_DROP_NS : KVT_REMOTE_DROP,
+        .count = 1,
+        .keys = key};
     int rc = ask(tier, &put, ANSWER_NS, &out->put_s), gone;
 
     if (rc)
@@ -195,6 +199,8 @@ int kvt_remote_try(const struct kvt_remote_where *where, int write, struct kvt_r
 
     memset(out, 0, sizeof(*out));
     memcpy(key.ns, "kvtier doctor", 13);
+    for (size_t i = 13; i < KVT_NS_BYTES; i++)
+        key.ns[i] = (uint8_t)kvt_rng_next(&rng);
     for (size_t i = 0; i < key.hash_len; i++)
         key.hash[i] = (uint8_t)kvt_rng_next(&rng);
     if (!rc)

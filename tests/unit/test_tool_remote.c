@@ -1,8 +1,8 @@
 /* Commands that reach a tier that machines share.
  *
- * Goal:   `kvtier purge --remote` removes there what it was told, after the directory's, and no
- *         more; without it, it says what stays; a tier that cannot be reached is a failure that
- *         names the reason and what is left to do.
+ * Goal:   doctor tries it and leaves nothing there; `kvtier purge --remote` removes there what it
+ *         was told, after the directory's, and no more; without it, it says what stays; a tier that
+ *         cannot be reached is a failure that names the reason and what is left to do.
  * Method: the built binary over a store and a shared directory that the library has filled, and
  *         over a real redis-server where there is one.
  */
@@ -190,6 +190,61 @@ static void test_what_cannot_be_reached(void **state)
     assert_int_equal(number("remote_records"), BLOCKS);
 }
 
+/* doctor --config remote=...: a record there and back, or why not. */
+static int doctor(const char *config, const char *says)
+{
+    TOOL("doctor", "--config", config, "--json");
+    if (!strstr(run.out, says))
+        fail_msg("%s: \"%s\" is not in %s%s", config, says, run.out, run.err);
+    return run.code;
+}
+
+static void test_doctor_tries_it(void **state)
+{
+    char config[400], file[200];
+
+    (void)state;
+    if (getenv("KVT_RIG_DAEMON"))
+        return;
+    rig_close(&rig);
+    snprintf(config, sizeof(config), "remote=%s", url);
+    assert_int_equal(doctor(config, "there in"), 0);
+    assert_int_equal(records_there(), BLOCKS); /* nothing is left */
+    snprintf(config, sizeof(config), "remote=%s,remote_write=off", url);
+    assert_int_equal(doctor(config, "nothing was put"), 0);
+    assert_int_equal(doctor("remote=redis://127.0.0.1:1", "Connection refused"), 1);
+    assert_int_equal(doctor("remote=dir:/nonexistent/kv", "/nonexistent/kv"), 1);
+    assert_int_equal(doctor("remote=redis://127.0.0.1:1,remote_auth=/dev/null", "device"), 1);
+    assert_int_equal(doctor("dram=16MiB", "tries a tier that machines share"), 0);
+    snprintf(config, sizeof(config), "remote=%s,remote_mac=%s/short", url, shared);
+    snprintf(file, sizeof(file), "%s/short", shared);
+    FILE *key = fopen(file, "w");
+    assert_non_null(key);
+    fclose(key);
+    assert_int_equal(chmod(file, 0600), 0);
+    assert_int_equal(doctor(config, "fewer than 32 bytes"), 1);
+}
+
+static void test_doctor_tries_a_server(void **state)
+{
+    static struct redis_rig redis;
+    char where[128], config[200], out[64];
+
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    redis_rig_start(&redis, "");
+    redis_rig_url(&redis, where, sizeof(where));
+    snprintf(config, sizeof(config), "remote=%s", where);
+    assert_int_equal(doctor(config, "there in"), 0);
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), 0);
+    redis_rig_cli(&redis, 0, "CONFIG SET maxmemory 1", out, sizeof(out));
+    assert_int_equal(doctor(config, where), 1); /* it answers, and takes nothing */
+    redis_rig_cli(&redis, 0, "CONFIG SET requirepass first", out, sizeof(out));
+    assert_int_equal(doctor(config, "NOAUTH"), 1);
+    redis_rig_stop(&redis);
+}
+
 static void test_usage(void **state)
 {
     static const struct {
@@ -252,6 +307,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_both_at_once, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_while_it_runs, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_what_cannot_be_reached, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_doctor_tries_it, begin, tear_down),
+        cmocka_unit_test(test_doctor_tries_a_server),
         cmocka_unit_test(test_usage),
         cmocka_unit_test(test_a_server_with_a_password),
     };
