@@ -211,6 +211,10 @@ bool kvt_l3_purged(struct kvt_store *store, struct kvt_store_purge *purge)
     kvt_l3_known_forget_all(store->remote); /* look-ups may have met what was about to go */
     if (drop->req.status) {
         store->counts.remote_purge_fail++;
+        kvt_log(&store->params.log, KVT_LOG_WARN,
+                "purge: the shared tier was not reached, or not all of it (%s): what was purged is "
+                "gone here, and may still be there; repeat it",
+                kvt_strerror(drop->req.status));
         if (!purge->status)
             purge->status = drop->req.status;
     } else {

@@ -191,6 +191,23 @@ static void test_purge_reaches_the_server(void **state)
     assert_int_equal(rig_lookup(&one, 1, BLOCKS), 0);
 }
 
+/* A purge that does not get there says what it has done and what is left to do. */
+static void test_a_purge_that_does_not_get_there(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&one, "remote.put", BLOCKS);
+    redis_rig_kill(&redis, 0);
+    assert_true(kvt_purge(one.ns, NULL, 0) < 0);
+    assert_int_equal(rig_lookup(&one, 1, BLOCKS), 0);
+    assert_int_equal(rig_stat(&one, "remote.purge_fail"), 1);
+    rig_close(&one); /* nobody writes to the log any more */
+    assert_non_null(strstr(one.log, "gone here, and may still be there; repeat it"));
+}
+
 /* Without the server everything works as without a shared tier; back again, it is used again. */
 static void test_without_the_server(void **state)
 {
@@ -239,6 +256,7 @@ int main(void)
         cmocka_unit_test_teardown(test_second_use, tear_down),
         cmocka_unit_test_teardown(test_purge_reaches_the_server, tear_down),
         cmocka_unit_test_teardown(test_without_the_server, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_that_does_not_get_there, tear_down),
         cmocka_unit_test_teardown(test_a_server_that_hangs, tear_down),
     };
 
