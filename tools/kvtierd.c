@@ -105,6 +105,7 @@ static const char *option_value(const struct arguments *args, int at, char *key,
 static int conf_load(const struct arguments *args, struct kvt_conf *conf, char *why, size_t len)
 {
     int rc = args->config ? kvt_conf_read(conf, args->config) : 0;
+    unsigned remotes = 0;
     for (int i = 1, used = 1; rc == 0 && i < args->argc; i += used) {
         char key[64];
         used = 1;
@@ -113,6 +114,12 @@ static int conf_load(const struct arguments *args, struct kvt_conf *conf, char *
         const char *value = option_value(args, i, key, sizeof(key), &used);
         if (value == NULL)
             return EXIT_USAGE;
+        if (strcmp(key, "remote") == 0 && remotes++ > 0) {
+            (void)snprintf(why, len,
+                           "--remote is given twice: there is one shared tier; several "
+                           "servers of a cluster are joined by \"+\"");
+            return KVT_E_CONFIG_VALUE;
+        }
         if (strcmp(key, "config") != 0)
             rc = kvt_conf_set(conf, key, value);
     }

@@ -363,6 +363,26 @@ static void units_are_what_systemd_takes(void **state)
 
 /* ---- the man page ---------------------------------------------------------------------------- */
 
+/* There is one shared tier: the second one does not win in silence. */
+static void one_shared_tier_is_given(void **state)
+{
+    char program[600];
+
+    (void)state;
+    daemon_program(program, sizeof(program));
+    tool_run(&run, program,
+             (const char *const[]){"kvtierd", "--check", "--remote", "redis://a", "--remote",
+                                   "redis://b", NULL},
+             NULL, NULL);
+    assert_int_not_equal(run.code, 0);
+    assert_non_null(strstr(run.err, "given twice"));
+    tool_run(&run, program,
+             (const char *const[]){"kvtierd", "--check", "--remote", "redis://a+b",
+                                   "--remote-ns-cap", "1GiB", NULL},
+             NULL, NULL);
+    assert_int_equal(run.code, 0);
+}
+
 static void the_man_page_has_all_that_help_has(void **state)
 {
     static char page[sizeof(run.out)];
@@ -620,6 +640,7 @@ int main(void)
         cmocka_unit_test_teardown(systemd_socket_activate_starts_it, tear_down),
         cmocka_unit_test_teardown(units_are_what_systemd_takes, tear_down),
         cmocka_unit_test_teardown(the_man_page_has_all_that_help_has, tear_down),
+        cmocka_unit_test_teardown(one_shared_tier_is_given, tear_down),
         cmocka_unit_test_teardown(a_client_lists_the_roots_of_the_daemon, tear_down),
         cmocka_unit_test_teardown(a_flush_over_a_daemon_without_its_disk_says_why, tear_down),
         cmocka_unit_test_teardown(a_cache_opens_by_one_text, tear_down),
