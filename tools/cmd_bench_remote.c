@@ -273,8 +273,11 @@ static bool run_benchmark(const char *const words[], char *out, size_t len)
     }
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
-    if (status != 0)
-        kvt_cli_error(COMMAND, "redis-benchmark failed: %.200s", out);
+    if (status != 0 && WIFSIGNALED(status))
+        kvt_cli_error(COMMAND, "redis-benchmark was ended by signal %d", WTERMSIG(status));
+    else if (status != 0)
+        kvt_cli_error(COMMAND, "redis-benchmark failed with exit code %d%s%.200s",
+                      WEXITSTATUS(status), out[0] ? ": " : "", out);
     return status == 0;
 }
 

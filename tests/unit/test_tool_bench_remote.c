@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "support/redis_rig.h"
 #include "support/run_tool.h"
@@ -81,12 +82,37 @@ static void test_addresses(void **state)
     assert_non_null(strstr(run.err, "nonsense"));
 }
 
+/* Another program of that name, that somebody kills: the signal is told. */
+static void test_redis_benchmark_is_killed(void **state)
+{
+    char dir[128], path[192], env[256];
+    FILE *file;
+
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    rig_dir_make(dir, sizeof(dir));
+    snprintf(path, sizeof(path), "%s/redis-benchmark", dir);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fputs("#!/bin/sh\nkill -9 $$\n", file);
+    fclose(file);
+    assert_int_equal(chmod(path, 0700), 0);
+    snprintf(env, sizeof(env), "PATH=%s:/usr/local/bin:/usr/bin:/bin", dir);
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "bench", "remote", SMALL, NULL}, NULL,
+             env);
+    rig_dir_remove(dir);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "ended by signal 9"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_server_of_its_own),
         cmocka_unit_test(test_a_server_that_is_given),
         cmocka_unit_test(test_addresses),
+        cmocka_unit_test(test_redis_benchmark_is_killed),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
