@@ -229,7 +229,7 @@ void redis_conn_start(struct redis *redis, struct redis_conn *conn)
 }
 
 /* SETs that may have reached the server, and may be carried out at any time from now on. */
-static void note_fence(struct redis_conn *conn)
+static void note_fence(struct redis *redis, const struct redis_conn *conn)
 {
     const struct redis_op *op = conn->sent.head;
 
@@ -238,7 +238,7 @@ static void note_fence(struct redis_conn *conn)
     if (op && conn->id)
         conn->node->fence_id = conn->id;
     else if (op)
-        conn->node->unfenced = true;
+        redis_unfenced(redis, conn->node); /* CLIENT ID was refused */
 }
 
 /* An operation whose connection is lost. */
@@ -253,7 +253,7 @@ void redis_conn_close(struct redis *redis, struct redis_conn *conn, int status, 
     struct redis_list queue = conn->queue, sent = conn->sent;
     struct redis_op *op;
 
-    note_fence(conn);
+    note_fence(redis, conn);
     if (!conn->why[0] && conn->state == CONN_TLS)
         say(conn, "says nothing in TLS (without TLS it is redis://)");
     conn->id = 0;

@@ -264,6 +264,8 @@ __attribute__((warn_unused_result)) int redis_auth_check(const struct redis *red
 bool redis_log_in(struct redis *redis, struct redis_conn *conn);
 
 /* ---- redis_reply.c */
+/* A lost connection of ours that wrote to the node cannot be ended: told once. */
+void redis_unfenced(struct redis *redis, struct redis_node *node);
 /* Append the text of a command to `out`. false: no room now. */
 bool redis_encode(struct redis *redis, struct redis_conn *conn, struct redis_op *op);
 /* Read what has come in. false: the server talks nonsense. */

@@ -148,23 +148,28 @@ static void refused(struct redis *redis, struct redis_conn *conn, const struct k
     conn->told = true;
 }
 
+void redis_unfenced(struct redis *redis, struct redis_node *node)
+{
+    char name[REDIS_NODE_NAME];
+
+    node->unfenced = true;
+    if (!redis->fence_told)
+        kvt_log(&redis->log, KVT_LOG_WARN,
+                "remote: %s does not let us end a lost connection of ours, so purges cannot be "
+                "sure of puts that were under way (allow client|id and client|kill)",
+                redis_node_name(node, name));
+    redis->fence_told = true;
+}
+
 /* The answer to CLIENT KILL: the connection that was lost is gone, or we may not ask for that; any
  * other one leaves the fence where it is, and PING does not make the connection READY. */
 static void fence_reply(struct redis *redis, const struct redis_conn *conn,
                         const struct kvt_resp_head *head)
 {
-    char name[REDIS_NODE_NAME];
-
     if (head->type == '-' && !says(head, "ERR No such client")) {
         if (!says(head, "NOPERM") && !says(head, "ERR"))
             return;
-        conn->node->unfenced = true;
-        if (!redis->fence_told)
-            kvt_log(&redis->log, KVT_LOG_WARN,
-                    "remote: %s does not let us end a lost connection of ours, so purges cannot be "
-                    "sure of puts that were under way (allow client|id and client|kill)",
-                    redis_node_name(conn->node, name));
-        redis->fence_told = true;
+        redis_unfenced(redis, conn->node);
     }
     conn->node->fence_id = 0;
 }

@@ -62,7 +62,8 @@ struct kvt_remote_req {
     /* 0; KVT_E_MISS; KVT_E_EXISTS (PUT); KVT_E_STALE a whole record of another length is there;
      * KVT_E_CORRUPT what is there is damaged, or no record; KVT_E_DEADLINE; KVT_E_NO_SPACE the
      * server takes nothing; -EHOSTDOWN nobody answers there at present; -EACCES; -EAGAIN too much
-     * is under way; -EIO */
+     * is under way; -EPERM (DROP, DROP_NS) done, but a put of a lost connection of ours may still
+     * land behind it; -EIO */
     int32_t status;
     uint64_t removed; /* DROP, DROP_NS: records */
     void *user;

@@ -26,6 +26,8 @@ static void say(void *arg, int level, const char *message)
     print_message("           log %d: %s\n", level, message);
 }
 
+struct kvt_log remote_help_log;
+
 void remote_help_open(struct remote_help *help, const char *where, const char *auth,
                       const char *mac, const char *ca)
 {
@@ -35,6 +37,7 @@ void remote_help_open(struct remote_help *help, const char *where, const char *a
     help->deadline_ns = REMOTE_HELP_DEADLINE_NS;
     help->params = (struct kvt_remote_params){
         .where = where, .auth_file = auth, .mac_file = mac, .ca_file = ca};
+    help->params.log = remote_help_log;
     if (getenv("KVT_TEST_LOG"))
         help->params.log = (struct kvt_log){say, NULL, KVT_LOG_DEBUG};
     if (kvt_remote_tier_open(&help->params, &help->remote, error, sizeof(error)) != 0)

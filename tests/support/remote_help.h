@@ -11,6 +11,9 @@
 #define REMOTE_HELP_BATCH 64u
 #define REMOTE_HELP_DEADLINE_NS INT64_C(20000000000) /* a loaded machine's, not a promise */
 
+/* Where backends log to that are opened from then on; fn NULL: nowhere. */
+extern struct kvt_log remote_help_log;
+
 struct remote_help {
     struct kvt_remote *remote;
     struct kvt_remote_params params;

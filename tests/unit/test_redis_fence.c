@@ -113,6 +113,38 @@ static void test_a_purge_of_a_namespace(void **state)
     late_ones_are_lost();
 }
 
+static _Atomic unsigned told; /* warnings that name the two rights */
+
+static void take_line(void *arg, int level, const char *message)
+{
+    (void)arg;
+    (void)level;
+    told += strstr(message, "client|id and client|kill") != NULL;
+}
+
+/* Without the right to know our number, or to end the lost connection: told, once. */
+static void test_what_the_server_forbids_is_told(void **state)
+{
+    static const char *const rights[] = {"client|id", "client|kill"};
+    char words[80];
+
+    for (size_t i = 0; i < sizeof(rights) / sizeof(rights[0]); i++) {
+        bool able;
+
+        remote_help_log = (struct kvt_log){.fn = take_line, .level_max = KVT_LOG_WARN};
+        told = 0;
+        snprintf(words, sizeof(words), "ACL SETUSER default -%s", rights[i]);
+        able = begin(words);
+        remote_help_log = (struct kvt_log){0};
+        if (able) {
+            assert_int_equal(drop(1), -EPERM);
+            assert_int_equal(drop(0), -EPERM);
+            assert_int_equal(told, 1);
+        }
+        tear_down(state);
+    }
+}
+
 /* Without the right to end the lost connection: records are put and read as ever, but a purge
  * cannot be sure, and the put is indeed carried out after it. */
 static void test_a_server_that_forbids_it(void **state)
@@ -136,6 +168,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_a_purge_of_a_block, tear_down),
         cmocka_unit_test_teardown(test_a_purge_of_a_namespace, tear_down),
+        cmocka_unit_test_teardown(test_what_the_server_forbids_is_told, tear_down),
         cmocka_unit_test_teardown(test_a_server_that_forbids_it, tear_down),
     };
 
