@@ -20,8 +20,11 @@ static const struct kvt_about abouts[] = {
      "a directory for the disk tier, and says why the rest is not used. A line is ok; off: not "
      "there, and nobody asked for it; warn: works, worse than it could; fail: asked for, and does "
      "not work. Exit code 1 when any line is fail. With --dir it writes a scratch file there and "
-     "removes it; a store that lives in the directory is not touched.",
-     "kvtier doctor --dir /var/cache/kvtier\nkvtier doctor --config dram=8GiB,level=kv8"},
+     "removes it; a store that lives in the directory is not touched. With remote=URL in --config "
+     "a "
+     "record is put to the tier that machines share, read, compared and removed.",
+     "kvtier doctor --dir /var/cache/kvtier\nkvtier doctor --config dram=8GiB,level=kv8\n"
+     "kvtier doctor --config remote=redis://10.0.0.5:6379,remote_auth=/etc/kvtier.auth"},
     {"plan",
      "Tells before anything is bought whether a cache pays: what a token takes at each level, "
      "as records on disk with header and padding; the bandwidth from which loading beats "
@@ -92,8 +95,13 @@ static const struct kvt_about abouts[] = {
      "Removes a namespace, or everything, for good: the journal first, synced, so that no restart "
      "finds the records; then their bytes are overwritten or punched out (flash keeps old copies "
      "of its own). A directory that a process owns is refused: that process can purge by "
-     "kvt_purge(). Asks on a terminal; elsewhere it needs --yes.",
-     "kvtier purge /var/cache/kvtier --namespace 0123456789abcdef0123456789abcdef --yes"},
+     "kvt_purge(). Asks on a terminal; elsewhere it needs --yes.\n\n"
+     "With --remote URL the tier that machines share is purged after the directory: of the "
+     "namespace, or with --all of those that the directory holds records of. Without DIR only that "
+     "is done, also while caches run. What other machines hold themselves stays until it is purged "
+     "there.",
+     "kvtier purge /var/cache/kvtier --namespace 0123456789abcdef0123456789abcdef --yes\n"
+     "kvtier purge --namespace 0123456789abcdef0123456789abcdef --remote redis://10.0.0.5:6379"},
     {"bench",
      "Each benchmark measures one part of the library on this machine, in turns with the plain way "
      "of doing the same in the same run: memcpy, copies by the driver, fio, a store without a "
@@ -127,6 +135,12 @@ static const struct kvt_about abouts[] = {
      "Both sides of a pair are measured right after each other; medians of each side and of the "
      "pairs' ratios are printed.",
      "kvtier bench daemon --json\nkvtier bench daemon --dir /mnt/nvme"},
+    {"bench remote",
+     "Puts records to a Redis server and reads them back as the store does, beside redis-benchmark "
+     "with values of the same size on the same server, in turns, and prints the medians of both "
+     "and of the rounds' ratios. Without --url a redis-server of its own is started on loopback, "
+     "without persistence, and ended.",
+     "kvtier bench remote --json\nkvtier bench remote --url redis://10.0.0.5:6379"},
     {"bench index",
      "Makes a root of very many small records (real headers and footers; the records are holes, "
      "since opening reads none), drops its page cache, and opens it in a new process: how long "
