@@ -394,32 +394,6 @@ static int check_segment(struct fsck *fsck, const struct kvt_l2_survey_segment *
     return rc;
 }
 
-/* The segment that the last close left open is to be found: a later life that takes its file has
- * written a later generation before. A header that is damaged may be its own; that is said there.
- */
-static void check_left_open(struct fsck *fsck)
-{
-    const struct kvt_l2_survey *survey = &fsck->survey;
-    const struct kvt_superblock *superblock = &survey->superblock;
-    char name[KVT_IO_NAME_MAX] = "";
-
-    if (survey->superblock_copy < 0 || !superblock->clean_generation || superblock->clean_page < 2)
-        return;
-    for (uint32_t i = 0; i < survey->segment_count; i++) {
-        const struct kvt_l2_survey_segment *file = &survey->segments[i];
-
-        if (file->status ? file->file_bytes > 0 : file->generation >= superblock->clean_generation)
-            return;
-        if (file->status && !name[0])
-            kvt_l2_segment_name(file->number, name);
-    }
-    say(fsck, true,
-        "%s: the segment that the last close left open had %llu pages on disk and is "
-        "not there: it was %s from outside; its records are lost",
-        name[0] ? name : "superblock", (unsigned long long)superblock->clean_page,
-        name[0] ? "emptied" : "removed");
-}
-
 static int check_root(struct fsck *fsck)
 {
     struct kvt_l2_survey *survey = &fsck->survey;
@@ -441,8 +415,6 @@ static int check_root(struct fsck *fsck)
         for (uint32_t i = 0; i < survey->segment_count && !rc; i++)
             rc = check_segment(fsck, &survey->segments[i]);
     }
-    if (!rc)
-        check_left_open(fsck);
     fsck->report->file_bytes += survey->superblock_bytes + survey->journal_bytes;
     if (!rc && fsck->report->cap_bytes && fsck->report->file_bytes > fsck->report->cap_bytes)
         say(fsck, true, "all files together have %llu bytes, more than the cap of %llu",

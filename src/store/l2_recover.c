@@ -368,13 +368,6 @@ static int recover_group(struct recovery *r, const struct kvt_l2_survey_segment 
     return rc;
 }
 
-/* Whether the segment that the last close left open, or a later one, is still there. If it was
- * dropped for the cap, or lost, the next superblock must not speak of it. */
-static bool left_open_is_here(const struct recovery *r)
-{
-    return r->max_generation >= r->survey.superblock.clean_generation;
-}
-
 static int recover_segments(struct recovery *r)
 {
     const struct kvt_l2_survey_segment *group[GROUP];
@@ -517,8 +510,6 @@ static int recover_surveyed(struct recovery *r)
     if (rc)
         return rc;
     set_counters(r);
-    if (!left_open_is_here(r))
-        l2->super.durable.clean_generation = 0;
     resume(r);
     return l2->params.read_only ? 0 : write_meta(r);
 }

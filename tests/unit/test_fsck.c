@@ -83,8 +83,7 @@ static void flip(struct kvt_io *io, const char *name, uint64_t page, uint32_t by
 }
 
 static struct kvt_io *healthy;
-static char first[KVT_IO_NAME_MAX];     /* the segment of record 201, sealed */
-static char left_open[KVT_IO_NAME_MAX]; /* of the last record, open at the close */
+static char first[KVT_IO_NAME_MAX]; /* the segment of record 201, sealed */
 
 static int setup(void **state)
 {
@@ -102,7 +101,6 @@ static int setup(void **state)
         l2_env_turn(&env);
     assert_true(env.index[201].present);
     snprintf(first, sizeof first, "seg-%08x", (unsigned)env.index[201].where.segment);
-    snprintf(left_open, sizeof left_open, "seg-%08x", (unsigned)env.index[4].where.segment);
     l2_env_close(&env);
     return 0;
 }
@@ -327,57 +325,6 @@ static void test_sizes_and_places(void **state)
     destroy(io);
 }
 
-static void empty(struct kvt_io *io, const char *name)
-{
-    int file = io->ops->open(io, name, 0);
-
-    assert_true(file >= 0);
-    assert_int_equal(io->ops->truncate(io, file, 0), 0);
-    io->ops->close(io, file);
-}
-
-/* What the last close made durable in the segment that it left open has to be there; another one
- * may have been about to be made. After the next open nothing is said of it any more. */
-static void test_left_open(void **state)
-{
-    struct kvt_io *io = copy_of_healthy();
-
-    (void)state;
-    assert_string_not_equal(first, left_open);
-    empty(io, left_open);
-    check(io);
-    assert_true(problem(left_open, "emptied from outside"));
-    assert_int_equal(seen.problem_count, 1);
-    l2_env_init(&env, CAP);
-    assert_int_equal(l2_env_open(&env, io), 0);
-    check(io); /* as after a crash */
-    assert_int_equal(seen.problem_count, 0);
-    l2_env_close(&env);
-    check(io);
-    assert_int_equal(seen.problem_count, 0);
-    destroy(io);
-
-    io = copy_of_healthy();
-    assert_int_equal(io->ops->unlink(io, left_open), 0);
-    check(io);
-    assert_true(problem("superblock", "removed from outside"));
-    destroy(io);
-
-    io = copy_of_healthy(); /* its header is another's business */
-    flip(io, left_open, 0, 20);
-    check(io);
-    assert_true(problem(left_open, "header is damaged"));
-    assert_int_equal(seen.problem_count, 1);
-    destroy(io);
-
-    io = copy_of_healthy();
-    empty(io, first);
-    check(io);
-    assert_int_equal(seen.problem_count, 0);
-    assert_true(seen.note_count > 0);
-    destroy(io);
-}
-
 static void test_newer_is_refused(void **state)
 {
     struct kvt_io *io = copy_of_healthy();
@@ -411,7 +358,6 @@ int main(void)
         cmocka_unit_test(test_damaged_structures),
         cmocka_unit_test(test_superblock_and_journal),
         cmocka_unit_test(test_sizes_and_places),
-        cmocka_unit_test(test_left_open),
         cmocka_unit_test(test_newer_is_refused),
         cmocka_unit_test(test_can_be_interrupted),
     };
