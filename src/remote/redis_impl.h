@@ -77,7 +77,7 @@ struct redis_op { /* one command */
     uint32_t index;                  /* of the request's keys */
     uint32_t record_bytes;           /* REDIS_GET: what is expected */
     uint8_t kind, hops, asking;
-    bool replica;    /* given to one */
+    bool replica;    /* given to one, in place of its master */
     bool no_replica; /* one has failed it: the master's from now on */
     int64_t not_before_ns;
     int64_t deadline_ns;
@@ -134,7 +134,7 @@ struct redis_conn {
 
 struct redis_node {
     struct kvt_remote_seed at;
-    bool used, listed; /* in the map, or a seed */
+    bool used, listed; /* listed: in the last map, or named by an answer since */
     uint32_t fails;    /* connections lost in a row; 0: not down */
     int64_t down_until_ns;
     uint64_t fence_id; /* of the connection that has to be ended before anything is written */

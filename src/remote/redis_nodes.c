@@ -47,7 +47,6 @@ void redis_give(struct redis *redis, struct redis_node *node, struct redis_op *o
 {
     struct redis_conn *conn = conn_of(redis, node, lane_of[op->kind]);
 
-    op->replica = node->master != 0;
     /* A node that was never lost may take its time to connect; one that was must prove itself. */
     if (!conn || conn->state == CONN_CLOSED || (node->fails && conn->state != CONN_READY)) {
         if (!redis_to_master(redis, op))
@@ -106,8 +105,9 @@ void redis_route(struct redis *redis, struct redis_op *op)
 {
     char name[KVT_REMOTE_NAME_BYTES];
     size_t len;
-    uint32_t node, slot = 0;
+    uint32_t node, reader, slot = 0;
 
+    op->replica = false;
     if (redis->mode == MODE_UNKNOWN) {
         if (all_down(redis))
             redis_op_end(redis, op, -EHOSTDOWN);
@@ -124,14 +124,16 @@ void redis_route(struct redis *redis, struct redis_op *op)
         slot = kvt_resp_slot(name, len);
         node = redis->slots[slot];
     }
-    if (node && redis->url.replicas && is_read(op) && !op->no_replica)
-        node = replica_of(redis, node, slot);
     if (!node) {
         redis->want_map = true;
         redis_op_end(redis, op, -EHOSTDOWN);
         return;
     }
-    redis_give(redis, &redis->nodes[node - 1], op);
+    reader = node;
+    if (redis->url.replicas && is_read(op) && !op->no_replica)
+        reader = replica_of(redis, node, slot);
+    op->replica = reader != node;
+    redis_give(redis, &redis->nodes[reader - 1], op);
 }
 
 const char *redis_node_name(const struct redis_node *node, char out[REDIS_NODE_NAME])
@@ -215,8 +217,9 @@ static void all_to(struct redis *redis, const struct redis_node *node)
 struct map_fill {
     struct redis *redis;
     const struct redis_node *asked;
+    bool replicas; /* the second time: no replica takes the place of a master */
     uint32_t slots;
-    uint16_t master; /* of the range */
+    uint16_t master; /* of the range; 0: there was no room for it */
 };
 
 static void map_range(void *ctx, uint32_t first, uint32_t last, uint32_t place, const char *host,
@@ -226,7 +229,9 @@ static void map_range(void *ctx, uint32_t first, uint32_t last, uint32_t place, 
     struct kvt_remote_seed at;
     struct redis_node *node;
 
-    if (host_len >= sizeof(at.host) || (place && !fill->redis->url.replicas))
+    if (!place)
+        fill->master = 0;
+    if (host_len >= sizeof(at.host) || (place && (!fill->replicas || !fill->master)))
         return;
     memset(&at, 0, sizeof(at));
     memcpy(at.host, host_len ? host : fill->asked->at.host,
@@ -246,6 +251,26 @@ static void map_range(void *ctx, uint32_t first, uint32_t last, uint32_t place, 
     for (uint32_t slot = first; slot <= last && slot < KVT_RESP_SLOTS; slot++)
         fill->redis->slots[slot] = fill->master;
     fill->slots += last - first + 1;
+}
+
+/* false: it makes no sense, or nobody has a slot. */
+static bool map_take(struct redis *redis, const struct redis_node *asked, const char *bytes,
+                     size_t len)
+{
+    struct map_fill fill = {.redis = redis, .asked = asked};
+
+    for (uint32_t i = 0; i < REDIS_NODES; i++)
+        redis->nodes[i].listed = false;
+    memset(redis->slots, 0, sizeof(redis->slots));
+    if (!kvt_resp_slots(bytes, len, map_range, &fill) || !fill.slots)
+        return false;
+    fill.replicas = redis->url.replicas;
+    if (fill.replicas && !kvt_resp_slots(bytes, len, map_range, &fill))
+        return false;
+    for (uint32_t i = 0; i < REDIS_NODES; i++)
+        if (!redis->nodes[i].listed)
+            redis->nodes[i].master = 0; /* a seed that has left the cluster */
+    return true;
 }
 
 static void waiting_go(struct redis *redis)
@@ -282,8 +307,6 @@ static void forget_nodes(struct redis *redis)
 
 void redis_map_reply(struct redis *redis, struct redis_conn *conn, const char *bytes, size_t len)
 {
-    struct map_fill fill = {.redis = redis, .asked = conn->node};
-
     redis->asking_map = false;
     redis->map_next_ns = redis->now_ns + REDIS_REFRESH_NS;
     if (len && bytes[0] == '-') { /* no cluster, or we may not ask */
@@ -294,10 +317,7 @@ void redis_map_reply(struct redis *redis, struct redis_conn *conn, const char *b
         }
         return;
     }
-    for (uint32_t i = 0; i < REDIS_NODES; i++)
-        redis->nodes[i].listed = i < redis->url.seed_count;
-    memset(redis->slots, 0, sizeof(redis->slots));
-    if (!kvt_resp_slots(bytes, len, map_range, &fill) || !fill.slots) {
+    if (!map_take(redis, conn->node, bytes, len)) {
         redis->map_next_ns = redis->now_ns + REDIS_BACKOFF_MIN_NS; /* it is only being made */
         return;
     }
@@ -423,6 +443,7 @@ bool redis_redirected(struct redis *redis, struct redis_conn *conn, struct redis
         (void)atomic_fetch_add_explicit(&redis->redirects, 1, memory_order_relaxed);
         op->hops++;
         op->asking = ask;
+        op->replica = false; /* by the server's word, whatever the map says that it is */
         op->no_replica = true;
         redis_give(redis, node, op);
         return true;
