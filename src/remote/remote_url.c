@@ -99,6 +99,10 @@ static int seeds_parse(const char *from, struct kvt_remote_url *out, char *error
     const size_t seeds_len = strcspn(from, "?");
     const char *rest = seeds;
 
+    if (strchr(from, '@') != NULL) /* before any of it is shown */
+        return refuse(error, error_len,
+                      "remote: a name or password does not belong into the address, which is "
+                      "shown: write it to a file and set remote_auth=FILE");
     if (seeds_len >= sizeof(seeds))
         return refuse(error, error_len, "remote: the address is too long");
     memcpy(seeds, from, seeds_len);
@@ -109,10 +113,6 @@ static int seeds_parse(const char *from, struct kvt_remote_url *out, char *error
         if (rc)
             return rc;
     }
-    if (strchr(rest, '@') != NULL)
-        return refuse(error, error_len,
-                      "remote: a name or password does not belong into the address, which is "
-                      "shown: write it to a file and set remote_auth=FILE");
     while (*rest != '\0') {
         size_t len = strcspn(rest, ",+");
         size_t use = len;

@@ -105,6 +105,7 @@ static void test_addresses_that_are_refused(void **state)
         {"redis://[::1", "not of the form"},
         {"redis://[::1]x", "not of the form"},
         {"redis://user:secret@a", "remote_auth"},
+        {"redis://user:a?secret@a", "remote_auth"},
         {"redis+unix:run/s", "absolute"},
         {"dir:", "absolute"},
         {"dir:mnt", "absolute"},
