@@ -52,7 +52,12 @@ struct bench {
     struct kvt_remote *remote;
     struct kvt_full_key *keys;
     struct kvt_remote_req *reqs;
+    /* One that is no measurement. Here, as it may still be under way when an interrupt has ended
+     * the wait for it. */
+    struct kvt_remote_req one;
+    struct kvt_remote_found found;
     uint8_t *memory; /* records */
+    pid_t server;    /* 0: not ours */
 };
 
 struct figures {
@@ -137,6 +142,15 @@ static pid_t server_start(struct plan *plan)
     return pid;
 }
 
+/* Ours could not be started, or has died. */
+static bool server_ended(struct bench *bench)
+{
+    if (bench->server <= 0 || waitpid(bench->server, NULL, WNOHANG) != bench->server)
+        return bench->server < 0;
+    bench->server = -1;
+    return true;
+}
+
 static void server_end(pid_t pid)
 {
     if (pid <= 0)
@@ -175,8 +189,10 @@ static void record_make(const struct plan *plan, uint64_t number, uint8_t *out)
     header->checksum = kvt_record_checksum(header, header->record_bytes);
 }
 
-/* Submit `count` requests, `pipeline` at a time, and wait for all. Seconds; 0: one failed. */
-static double carry_out(const struct bench *bench, uint32_t count, uint32_t pipeline)
+/* Submit `count` requests, `pipeline` at a time, and wait for all. Seconds; 0: one failed, and
+ * others may still be under way. */
+static double carry_out(const struct bench *bench, struct kvt_remote_req *reqs, uint32_t count,
+                        uint32_t pipeline)
 {
     const struct kvt_remote_ops *ops = bench->remote->ops;
     int64_t start = now_ns();
@@ -189,8 +205,8 @@ static double carry_out(const struct bench *bench, uint32_t count, uint32_t pipe
         uint32_t got;
 
         while (sent < count && sent - done < pipeline) {
-            bench->reqs[sent].deadline_ns = now_ns() + DEADLINE_NS;
-            if (ops->submit(bench->remote, &bench->reqs[sent]) != 0)
+            reqs[sent].deadline_ns = now_ns() + DEADLINE_NS;
+            if (ops->submit(bench->remote, &reqs[sent]) != 0)
                 break;
             sent++;
         }
@@ -206,7 +222,6 @@ static double carry_out(const struct bench *bench, uint32_t count, uint32_t pipe
 
 static double ours(const struct plan *plan, struct bench *bench, int way)
 {
-    struct kvt_remote_req drop = {.op = KVT_REMOTE_DROP_NS, .count = 1, .keys = bench->keys};
     double seconds;
 
     for (int64_t i = 0; i < plan->records; i++)
@@ -216,27 +231,23 @@ static double ours(const struct plan *plan, struct bench *bench, int way)
                                                  .record = bench->memory + (size_t)i * plan->size,
                                                  .record_bytes = (uint32_t)plan->size};
     if (way == PUT) { /* what is there is not put again: away with it first */
-        struct bench one = {.remote = bench->remote, .reqs = &drop};
-
-        if (carry_out(&one, 1, 1) <= 0)
+        bench->one =
+            (struct kvt_remote_req){.op = KVT_REMOTE_DROP_NS, .count = 1, .keys = bench->keys};
+        if (carry_out(bench, &bench->one, 1, 1) <= 0)
             return 0;
         nanosleep(&(const struct timespec){0, 200000000}, NULL); /* a thread of its frees them */
     }
-    seconds = carry_out(bench, (uint32_t)plan->records, (uint32_t)plan->pipeline);
+    seconds = carry_out(bench, bench->reqs, (uint32_t)plan->records, (uint32_t)plan->pipeline);
     return seconds > 0 ? (double)plan->records * (double)plan->size / seconds : 0;
 }
 
 /* A server that has just been started answers by and by. */
-static bool wait_ready(const struct bench *bench, int tries)
+static bool wait_ready(struct bench *bench, int tries)
 {
-    struct kvt_remote_found found;
-
-    for (int i = 0; i < tries && !kvt_cli_interrupted(); i++) {
-        struct kvt_remote_req probe = {
-            .op = KVT_REMOTE_PROBE, .count = 1, .keys = bench->keys, .found = &found};
-        struct bench one = {.remote = bench->remote, .reqs = &probe};
-
-        if (carry_out(&one, 1, 1) > 0)
+    for (int i = 0; i < tries && !kvt_cli_interrupted() && !server_ended(bench); i++) {
+        bench->one = (struct kvt_remote_req){
+            .op = KVT_REMOTE_PROBE, .count = 1, .keys = bench->keys, .found = &bench->found};
+        if (carry_out(bench, &bench->one, 1, 1) > 0)
             return true;
         nanosleep(&(const struct timespec){0, 100000000}, NULL);
     }
@@ -325,7 +336,10 @@ static double theirs(const struct plan *plan, int way, int64_t count)
 static int measure(const struct plan *plan, struct bench *bench, struct figures *out)
 {
     if (!wait_ready(bench, plan->url ? 10 : 300)) {
-        kvt_cli_error(COMMAND, "%s:%s does not answer", plan->at.host, plan->at.port);
+        if (bench->server < 0)
+            kvt_cli_error(COMMAND, "the redis-server of the benchmark has ended");
+        else
+            kvt_cli_error(COMMAND, "%s:%s does not answer", plan->at.host, plan->at.port);
         return -1;
     }
     if (theirs(plan, PUT, WARM * plan->records) <= 0)
@@ -475,9 +489,10 @@ int kvt_cmd_bench_remote(int argc, char **argv)
          .max = ROUNDS_MAX},
         {.name = "json", .help = "one JSON object", .flag = &json},
     };
-    int rc = kvt_cli_parse(COMMAND, "[--url URL] [--size SIZE] [--records N] [--rounds N] [--json]",
+    int rc = kvt_cli_parse(COMMAND,
+                           "[--url URL] [--size SIZE] [--records N] [--pipeline N] [--rounds N] "
+                           "[--json]",
                            options, KVT_ARRAY_LEN(options), NULL, 0, 0, NULL, argc, argv);
-    pid_t server = 0;
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
@@ -485,12 +500,12 @@ int kvt_cmd_bench_remote(int argc, char **argv)
         return KVT_EXIT_USAGE;
     kvt_cli_catch_interrupt();
     if (plan.url == NULL)
-        server = server_start(&plan);
-    rc = server < 0 ? -1 : bench_open(&plan, &bench);
+        bench.server = server_start(&plan);
+    rc = bench.server < 0 ? -1 : bench_open(&plan, &bench);
     if (rc == 0)
         rc = measure(&plan, &bench, &figures);
     bench_close(&bench);
-    server_end(server);
+    server_end(bench.server);
     if (rc != 0 || kvt_cli_interrupted())
         return KVT_EXIT_PROBLEM;
     return tell(&plan, &figures, json);

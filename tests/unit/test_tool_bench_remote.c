@@ -69,6 +69,17 @@ static void test_a_server_that_is_given(void **state)
     redis_rig_stop(&redis);
 }
 
+/* Without a server, that is said at once. */
+static void test_no_server_can_be_started(void **state)
+{
+    (void)state;
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "bench", "remote", SMALL, NULL}, NULL,
+             "PATH=/nonexistent");
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "redis-server cannot be started"));
+    assert_non_null(strstr(run.err, "has ended"));
+}
+
 static void test_addresses(void **state)
 {
     (void)state;
@@ -111,6 +122,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_server_of_its_own),
         cmocka_unit_test(test_a_server_that_is_given),
+        cmocka_unit_test(test_no_server_can_be_started),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_redis_benchmark_is_killed),
     };
