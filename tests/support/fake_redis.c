@@ -1,9 +1,6 @@
 /* See fake_redis.h. One thread, poll(); commands without records, so they are short. */
 #include "support/fake_redis.h"
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -14,6 +11,7 @@
 #include <unistd.h>
 
 #include "remote/resp.h"
+#include "support/loopback.h"
 #include "support/rig.h"
 
 #define PEERS 32u
@@ -37,25 +35,11 @@ struct fake_redis {
     pthread_t thread;
 };
 
-/* A socket of loopback with a port of its own. */
-static int bound(int *port)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    assert_true(fd >= 0);
-    assert_int_equal(bind(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &len), 0);
-    *port = ntohs(at.sin_port);
-    return fd;
-}
-
 int fake_redis_closed_port(int *fd)
 {
     int port;
 
-    *fd = bound(&port);
+    *fd = loopback_bind(&port);
     return port;
 }
 
@@ -83,23 +67,6 @@ static void words_of(const char *bytes, size_t len, char *out, size_t room)
     }
 }
 
-static bool send_text(int fd, const char *text)
-{
-    size_t len = strlen(text);
-
-    while (len) {
-        ssize_t sent = send(fd, text, len, MSG_NOSIGNAL);
-
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent <= 0)
-            return false;
-        text += sent;
-        len -= (size_t)sent;
-    }
-    return true;
-}
-
 static void peer_turn(struct fake_redis *fake, struct peer *peer)
 {
     ssize_t got = recv(peer->fd, peer->in + peer->len, ROOM - peer->len, 0);
@@ -113,7 +80,7 @@ static void peer_turn(struct fake_redis *fake, struct peer *peer)
             break;
         words_of(peer->in, (size_t)whole, fake->words, sizeof(fake->words));
         fake->answer(fake->ctx, peer->at, fake->words, fake->out, sizeof(fake->out));
-        good = send_text(peer->fd, fake->out);
+        good = loopback_send(peer->fd, fake->out, strlen(fake->out));
         memmove(peer->in, peer->in + whole, peer->len - (size_t)whole);
         peer->len -= (size_t)whole;
     }
@@ -176,7 +143,7 @@ struct fake_redis *fake_redis_start(unsigned ports, fake_redis_answer *answer, v
     fake->answer = answer;
     fake->ctx = ctx;
     for (unsigned i = 0; i < ports; i++) {
-        fake->listeners[i] = bound(&fake->ports[i]);
+        fake->listeners[i] = loopback_bind(&fake->ports[i]);
         assert_int_equal(listen(fake->listeners[i], 16), 0);
     }
     assert_int_equal(pthread_create(&fake->thread, NULL, fake_thread, fake), 0);

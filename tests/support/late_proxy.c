@@ -2,7 +2,6 @@
 #include "support/late_proxy.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -12,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "support/loopback.h"
 #include "support/rig.h"
 
 #define PAIRS 64u
@@ -33,13 +33,6 @@ struct late_proxy {
     pthread_t thread;
 };
 
-static struct sockaddr_in loopback(int port)
-{
-    return (struct sockaddr_in){.sin_family = AF_INET,
-                                .sin_port = htons((uint16_t)port),
-                                .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
-}
-
 static void shut(int *fd)
 {
     if (*fd >= 0)
@@ -47,25 +40,11 @@ static void shut(int *fd)
     *fd = -1;
 }
 
-/* false: it has gone. */
-static bool send_whole(int fd, const char *bytes, size_t len)
-{
-    while (len) {
-        ssize_t sent = send(fd, bytes, len, MSG_NOSIGNAL);
-
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent <= 0)
-            return false;
-        bytes += sent;
-        len -= (size_t)sent;
-    }
-    return true;
-}
-
 static void take_client(struct late_proxy *proxy)
 {
-    struct sockaddr_in at = loopback(proxy->server_port);
+    struct sockaddr_in at = {.sin_family = AF_INET,
+                             .sin_port = htons((uint16_t)proxy->server_port),
+                             .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
     int client = accept(proxy->listener, NULL, NULL), server;
 
     if (client < 0)
@@ -90,7 +69,7 @@ static void from_client(struct pair *pair)
         if (!pair->held)
             shut(&pair->server);
     } else if (!pair->held) {
-        if (!send_whole(pair->server, bytes, (size_t)got))
+        if (!loopback_send(pair->server, bytes, (size_t)got))
             shut(&pair->server);
     } else if (pair->kept_len + (size_t)got <= KEPT_MAX) {
         memcpy(pair->kept + pair->kept_len, bytes, (size_t)got);
@@ -106,7 +85,7 @@ static void from_server(struct pair *pair)
     if (got <= 0) {
         shut(&pair->server);
         shut(&pair->client);
-    } else if (pair->client >= 0 && !send_whole(pair->client, bytes, (size_t)got)) {
+    } else if (pair->client >= 0 && !loopback_send(pair->client, bytes, (size_t)got)) {
         shut(&pair->client);
     }
 }
@@ -148,16 +127,11 @@ static void *proxy_thread(void *arg)
 struct late_proxy *late_proxy_start(int server, int *port)
 {
     struct late_proxy *proxy = calloc(1, sizeof(*proxy));
-    struct sockaddr_in at = loopback(0);
-    socklen_t len = sizeof(at);
 
     assert_non_null(proxy);
     proxy->server_port = server;
-    proxy->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(proxy->listener, (const struct sockaddr *)&at, sizeof(at)), 0);
+    proxy->listener = loopback_bind(port);
     assert_int_equal(listen(proxy->listener, 16), 0);
-    assert_int_equal(getsockname(proxy->listener, (struct sockaddr *)&at, &len), 0);
-    *port = ntohs(at.sin_port);
     pthread_mutex_init(&proxy->lock, NULL);
     assert_int_equal(pthread_create(&proxy->thread, NULL, proxy_thread, proxy), 0);
     return proxy;
@@ -196,7 +170,7 @@ unsigned late_proxy_release(struct late_proxy *proxy)
         if (!pair->held)
             continue;
         gone += pair->server < 0;
-        if (pair->server >= 0 && !send_whole(pair->server, pair->kept, pair->kept_len))
+        if (pair->server >= 0 && !loopback_send(pair->server, pair->kept, pair->kept_len))
             shut(&pair->server);
         pair->held = false;
         pair->kept_len = 0;
