@@ -296,10 +296,10 @@ class Namespace(_Child):
         that a block lives without being used. None leaves it as it is, math.inf lifts it; the
         options ns_quota and ttl hold besides. Blocks briefly."""
         made = _c.kvt_ns_limits(C.sizeof(_c.kvt_ns_limits))
-        if quota is not None:
-            made.quota_bytes = int(min(quota, _c.LIMIT_NONE))
+        if quota is not None:  # 0 would say nothing: a number that is refused
+            made.quota_bytes = int(min(max(quota, 1), _c.LIMIT_NONE))
         if ttl is not None:
-            made.ttl_ns = int(min(ttl * 1e9, _c.LIMIT_NONE))
+            made.ttl_ns = int(min(max(ttl * 1e9, 1), _c.LIMIT_NONE))
         _c.check(self._lib.kvt_ns_limit(self.handle, C.byref(made)), "limit")
 
     def record_bytes(self, level: Level | str | None = None, group: int = 0) -> int:

@@ -6,6 +6,7 @@ import ctypes as C
 import gc
 import hashlib
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -105,6 +106,27 @@ def test_levels_and_minimum_level(engine):
     assert engine.ns.record_bytes("kv4") < engine.ns.record_bytes(Level.RAW)
     with pytest.raises(ValueError, match="kv6"):
         engine.ns.lookup(keys, min_level="kv7")
+
+
+def test_limits_of_a_namespace(engine):
+    """Three records of 20 KiB, and what is more is not stored; a limit that makes no sense is refused
+    and changes nothing."""
+    for page in range(6):
+        engine.fill(page)
+    keys = chain(6)
+    engine.ns.limit(quota=64 << 10)
+    for wrong in ({"quota": 0}, {"quota": -1}, {"quota": 1000}, {"ttl": 0}, {"ttl": -3}, {"ttl": 0.5}):
+        with pytest.raises(kvtier.KvtierError) as caught:
+            engine.ns.limit(**wrong)
+        assert caught.value.code == ErrorCode.INVAL
+    assert engine.ns.record_bytes(Level.RAW) == 20 << 10
+    stored = engine.store(keys, range(6), exact=True)
+    assert stored[:3] == [0] * 3 and 0 not in stored[3:]
+    assert engine.ns.lookup(keys).n == 3
+    engine.ns.limit(quota=math.inf, ttl=3600)
+    assert engine.store(keys, range(6), exact=True)[3:] == [0] * 3
+    engine.ns.limit(ttl=math.inf)
+    assert engine.ns.lookup(keys).n == 6
 
 
 def test_a_missing_block_ends_the_run_and_an_orphan_is_refused(engine):
