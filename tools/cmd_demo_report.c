@@ -160,7 +160,8 @@ static void print_daemon(const json_t *report)
 
     printf("\nthe store is a kvtierd's: the new process found %.0f of %.0f blocks in DRAM\n",
            number(found, "blocks_dram"),
-           number(found, "blocks_dram") + number(found, "blocks_disk"));
+           number(found, "blocks_dram") + number(found, "blocks_disk") +
+               number(found, "blocks_remote"));
 }
 
 /* What an earlier run left, and where the DRAM column's blocks really came from. */
