@@ -45,11 +45,11 @@ enum kvt_session_state {
 
 /* The pages of one group of a layout that has several: page 5 of one is not page 5 of another. */
 struct kvt_session_group {
-    uint16_t group;      /* as in kvt_part.group */
-    uint16_t reserved;   /* 0 */
-    uint32_t first_page; /* as in kvt_session_mgr_opts, for this group */
-    uint32_t page_count; /* of a window at least its blocks and 3, of states 3 */
-    uint32_t scratch_pages;
+    uint16_t group;         /* as in kvt_part.group */
+    uint16_t reserved;      /* 0 */
+    uint32_t first_page;    /* as in kvt_session_mgr_opts, for this group */
+    uint32_t page_count;    /* of a window at least its blocks and 3, of states 3, */
+    uint32_t scratch_pages; /* and these */
 };
 
 struct kvt_session_mgr_opts {

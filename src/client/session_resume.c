@@ -11,8 +11,8 @@
  * of several groups all that a prefix needs is, or nothing.
  *
  * A partial last block whose pages are still there counts as filled if all before it is. A refused
- * call leaves the session as it was. session_look.c finds a, b and c, session_landed.c has what
- * becomes of the loads.
+ * call leaves the session as it was, but for blocks behind b whose pages it needed.
+ * session_look.c finds a, b and c, session_landed.c has what becomes of the loads.
  * Threads: any; under the manager's lock, also over the round trips of lookups.
  */
 #include <errno.h>
@@ -133,6 +133,40 @@ static int take_pages(struct kvt_resume *r)
         }
     }
     return 0;
+}
+
+/* Hold what is there and take pages for the rest; or nothing. */
+static int claim(struct kvt_resume *r)
+{
+    activate(r);
+    int rc = take_pages(r);
+    if (rc != 0)
+        deactivate(r);
+    return rc;
+}
+
+/* Where a group has lost what the others still have, these have pages behind b: of no use to what
+ * can be had, and the session itself would keep them from being taken for the same blocks. It lets
+ * go of them. false: there are none. */
+static bool let_go_behind(struct kvt_resume *r)
+{
+    struct kvt_session_mgr *mgr = r->mgr;
+    struct kvt_session *s = r->s;
+    bool any = false;
+    for (uint32_t i = r->b; i < s->blocks && !any; i++)
+        for (uint32_t g = 0; g < mgr->group_count; g++)
+            any = any || kvt_session_has_page(mgr, s, s->node[i], g, i);
+    if (!any)
+        return false;
+    kvt_session_drop_tail(mgr, s, true);
+    while (s->blocks > r->b)
+        kvt_session_detach_last(mgr, s);
+    s->filled = KVT_MIN(s->filled, s->blocks * mgr->block_tokens);
+    kvt_session_set_needs(mgr, s);
+    mgr->stats.refused_limit--; /* the call is not refused yet */
+    r->before = s->blocks;
+    r->tail = false;
+    return true;
 }
 
 static void give_pages(struct kvt_resume *r)
@@ -268,16 +302,18 @@ static int resume(struct kvt_session_mgr *mgr, struct kvt_session *s, const uint
                     n > 0 ? (uint32_t)kvt_usable_blocks(mgr->block_tokens, r.total)
                           : r.total / mgr->block_tokens,
                     opts);
-    activate(&r);
-    rc = take_pages(&r);
-    if (rc == 0 && r.b > r.a) {
-        rc = load(&r, opts);
-        if (rc != 0)
-            give_pages(&r);
-    }
-    if (rc != 0) {
-        deactivate(&r);
+    rc = claim(&r);
+    if (rc == KVT_E_LIMIT && let_go_behind(&r))
+        rc = claim(&r);
+    if (rc != 0)
         return rc;
+    if (r.b > r.a) {
+        rc = load(&r, opts);
+        if (rc != 0) {
+            give_pages(&r);
+            deactivate(&r);
+            return rc;
+        }
     }
     planned(&r);
     kvt_session_drop_tail(mgr, s, !r.tail);

@@ -590,6 +590,19 @@ static void from_disk_after_a_restart(void **state)
     go_idle(&a);
 }
 
+/* What a session has of the window group leaves L0, and the partial last block with it. */
+static void forget_window(const struct srig_session *x)
+{
+    struct kvt_session *session = &s.mgr->sessions[(x->id & UINT32_MAX) - 1];
+    kvt_session_drop_tail(s.mgr, session, true);
+    for (uint32_t i = 0; i < session->blocks; i++) {
+        uint32_t at = kvt_scell_of(s.mgr, session->node[i], 1);
+        if (s.mgr->cells[at].page != KVT_NONE)
+            kvt_spage_put(&s.mgr->groups[1], kvt_scell_take_page(s.mgr, at));
+    }
+    srig_check(&s);
+}
+
 /* The window's load comes to nothing when it is too late to plan anew, and all pages of the group
  * of full attention that would be needed to compute are in use: the session is idle again, and its
  * next resume is an ordinary one. */
@@ -608,14 +621,7 @@ static void a_load_that_came_short_without_pages(void **state)
     go_idle(&a);
     start(&b, 5000, 112); /* active: 7 of 20 pages, and 7 of 15 */
     assert_int_equal(resident(&a, 0), 12);
-    const struct kvt_session *session = &s.mgr->sessions[(a.id & UINT32_MAX) - 1];
-    kvt_session_drop_tail(s.mgr, &s.mgr->sessions[(a.id & UINT32_MAX) - 1], true);
-    for (uint32_t i = 0; i < 12; i++) { /* the window goes, the rest stays */
-        uint32_t at = kvt_scell_of(s.mgr, session->node[i], 1);
-        if (s.mgr->cells[at].page != KVT_NONE)
-            kvt_spage_put(&s.mgr->groups[1], kvt_scell_take_page(s.mgr, at));
-    }
-    srig_check(&s);
+    forget_window(&a); /* the rest stays */
     int rc = kvt_session_resume(s.mgr, a.id, NULL, 0, &late, &plan);
     assert_int_equal(rc, 0);
     assert_int_equal(plan.from_dram, 192);
@@ -630,6 +636,47 @@ static void a_load_that_came_short_without_pages(void **state)
     assert_int_equal(srig_resume(&s, &a, &plan), 0);
     assert_int_equal(plan.in_l0 + plan.from_dram, 192);
     srig_fill(&s, &a, 192, 200);
+    go_idle(&a);
+}
+
+/* The window has gone for good, the pages of full attention are there, and computing needs as many:
+ * those of the session itself are taken. */
+static void what_is_of_no_use_makes_room(void **state)
+{
+    struct kvt_session_plan plan;
+    const struct kvt_session_group groups[] = {{.group = 5, .page_count = 18}};
+    struct rig_shape shape = rig_shape_small(21);
+    struct kvt_session_mgr_opts opts = {
+        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
+    (void)state;
+    shape.layers = 3;
+    srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
+    srig_session_open(&s, &a, 1024, 0);
+    assert_int_equal(kvt_session_no_store(s.mgr, a.id), 0);
+    srig_tokens(&a, 1, 200);
+    srig_turn(&s, &a, NULL);
+    go_idle(&a);
+    forget_window(&a);
+    assert_int_equal(resident(&a, 0), 12); /* of 20 */
+    srig_tokens(&a, 700, 4);
+    assert_int_equal(srig_resume(&s, &a, &plan), 0);
+    assert_int_equal(plan.recompute, 204);
+    assert_int_equal(srig_stats(&s).refused_limit, 0);
+    srig_check(&s);
+    srig_fill(&s, &a, 0, 204);
+    (void)srig_verify(&s, &a, 204, NULL);
+    go_idle(&a);
+    /* where that does not help either, the call is refused, and the tokens are still there */
+    forget_window(&a);
+    start(&b, 5000, 240); /* active: 15 of 20 pages, and 15 of 17 */
+    srig_tokens(&a, 800, 1);
+    assert_int_equal(kvt_session_resume(s.mgr, a.id, a.token + 204, 1, NULL, NULL), KVT_E_LIMIT);
+    assert_int_equal(srig_stats(&s).refused_limit, 1);
+    assert_int_equal(info_of(&a).tokens, 204);
+    srig_check(&s);
+    go_idle(&b);
+    assert_int_equal(srig_resume(&s, &a, NULL), 0);
+    srig_fill(&s, &a, info_of(&a).filled, 205);
     go_idle(&a);
 }
 
@@ -728,6 +775,7 @@ int main(void)
         cmocka_unit_test_teardown(a_prefix_is_shared_in_every_group, tear_down),
         cmocka_unit_test_teardown(from_disk_after_a_restart, tear_down),
         cmocka_unit_test_teardown(a_load_that_came_short_without_pages, tear_down),
+        cmocka_unit_test_teardown(what_is_of_no_use_makes_room, tear_down),
         cmocka_unit_test_teardown(what_makes_no_sense_is_refused_by_name, tear_down),
         cmocka_unit_test_teardown(options_of_an_older_caller, tear_down),
     };
