@@ -76,12 +76,12 @@ struct kvt_msg_key { /* = struct kvt_key with hash bytes past hash_len zeroed */
 };
 static_assert(sizeof(struct kvt_msg_key) == 40, "wire key");
 
-/* NS_OPEN: one group of a namespace. record_bytes[map]: bytes of its records under uniform map
- * 1..6; 0: not storable. reply.status >= 0, reply.ns the handle of this group. Errors: KVT_E_LAYOUT
- * records of other sizes exist, KVT_E_LIMIT, KVT_E_TOO_SMALL. */
 #define KVT_QUOTA_MIN (UINT64_C(64) << 10)
 #define KVT_TTL_MIN_NS INT64_C(1000000000)
 
+/* NS_OPEN: one group of a namespace. record_bytes[map]: bytes of its records under uniform map
+ * 1..6; 0: not storable. reply.status >= 0, reply.ns the handle of this group. Errors: KVT_E_LAYOUT
+ * records of other sizes exist, KVT_E_LIMIT, KVT_E_TOO_SMALL. */
 struct kvt_msg_ns_open {
     struct kvt_msg msg;
     uint8_t id[KVT_NS_BYTES];

@@ -162,6 +162,7 @@ static int lengths_check(const struct kvt_msg_ns_open *open)
 
     if (open->loose > 1 || open->reserved || !open->block_tokens ||
         (open->ttl_ns && open->ttl_ns < KVT_TTL_MIN_NS) ||
+        (open->quota_bytes && open->quota_bytes < KVT_QUOTA_MIN) ||
         open->block_tokens > KVT_BLOCK_TOKENS_MAX)
         return KVT_E_INVAL;
     for (unsigned map = 0; map < 8; map++) {

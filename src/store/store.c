@@ -233,7 +233,7 @@ void kvt_store_enable(struct kvt_store *store, int on)
 
 static bool idle(const struct kvt_store *store)
 {
-    bool waiting = kvt_flushes_waiting(store);
+    bool waiting = kvt_flushes_waiting(store) || kvt_ttl_owes(store);
 
     for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
         waiting = waiting || store->purges[i].used;

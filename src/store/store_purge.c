@@ -98,7 +98,7 @@ static void journal_done(void *ctx, int status)
         purge->status = status;
 }
 
-/* It is remembered already: times to live purge the same over and over. */
+/* It is remembered already: what is purged again and again takes one place. */
 static bool is_off(const struct kvt_store *store, const struct kvt_journal_item *item)
 {
     for (uint32_t i = 0; i < store->off_purge_count; i++)
@@ -179,25 +179,39 @@ void kvt_purges_bury(struct kvt_store *store, uint32_t root, const struct kvt_jo
     }
 }
 
-bool kvt_purges_floor(struct kvt_store *store, const uint8_t *ns, uint64_t value)
+struct kvt_store_purge *kvt_purges_floor(struct kvt_store *store)
 {
-    struct kvt_store_purge *purge = store->purges;
+    struct kvt_store_purge *purge = NULL;
     struct kvt_journal_item *items;
 
-    if (!kvt_purges_free(store))
-        return false;
-    while (purge->used)
-        purge++;
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
+        if (store->purges[i].used && store->purges[i].floors)
+            return NULL;
+        if (!store->purges[i].used)
+            purge = &store->purges[i];
+    }
+    if (!purge)
+        return NULL;
     items = purge->items;
     *purge = (struct kvt_store_purge){
-        .store = store, .used = 1, .silent = 1, .count = 1, .items = items};
-    memset(&items[0], 0, sizeof(items[0]));
-    items[0].kind = ns ? KVT_JOURNAL_PURGE_NS : KVT_JOURNAL_PURGE_ALL;
-    if (ns)
-        memcpy(items[0].key.ns, ns, KVT_NS_BYTES);
-    items[0].value = value;
+        .store = store, .used = 1, .silent = 1, .floors = 1, .items = items};
     for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++)
         purge->self[i] = purge;
+    return purge;
+}
+
+bool kvt_purges_floor_add(struct kvt_store_purge *purge, const uint8_t *ns, uint64_t value)
+{
+    struct kvt_journal_item *item;
+
+    if (purge->count == KVT_MSG_KEYS_MAX)
+        return false;
+    item = &purge->items[purge->count++];
+    memset(item, 0, sizeof(*item));
+    item->kind = ns ? KVT_JOURNAL_PURGE_NS : KVT_JOURNAL_PURGE_ALL;
+    if (ns)
+        memcpy(item->key.ns, ns, KVT_NS_BYTES);
+    item->value = value;
     return true;
 }
 
@@ -297,9 +311,12 @@ static uint64_t lowest_value(const struct kvt_store *store)
 {
     uint64_t lowest = UINT64_MAX;
 
-    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
-        if (store->purges[i].used && store->purges[i].count)
-            lowest = KVT_MIN(lowest, store->purges[i].items[0].value);
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
+        const struct kvt_store_purge *purge = &store->purges[i];
+
+        for (uint32_t k = 0; purge->used && k < purge->count; k++)
+            lowest = KVT_MIN(lowest, purge->items[k].value);
+    }
     return lowest;
 }
 

@@ -26,6 +26,7 @@ struct kvt_store_purge {
     uint8_t whole;  /* namespace */
     uint8_t silent; /* nobody asked: for a root that came later, or records that scrub found bad */
     uint8_t buried; /* the latter */
+    uint8_t floors; /* silent: of times to live */
     struct kvt_journal_item *items;
 };
 
@@ -36,9 +37,11 @@ void kvt_purges_destroy(struct kvt_store *store);
 bool kvt_purges_run(struct kvt_store *store);
 void kvt_purges_end_all(struct kvt_store *store, int status);
 bool kvt_purges_free(const struct kvt_store *store);
-/* Journal everywhere, unasked, that records of sequences below `value` are gone: all, or
- * those of namespace `ns`. false: not now. */
-bool kvt_purges_floor(struct kvt_store *store, const uint8_t *ns, uint64_t value);
+/* Journal everywhere, unasked, that records below some sequences are gone: what is to be filled
+ * before the store runs on. NULL: not now; one is under way, or callers' purges take all places. */
+struct kvt_store_purge *kvt_purges_floor(struct kvt_store *store);
+/* Records of sequences below `value`: all (ns NULL), or those of a namespace. false: it is full. */
+bool kvt_purges_floor_add(struct kvt_store_purge *purge, const uint8_t *ns, uint64_t value);
 /* Purges of the time before a root came: journal them there. */
 void kvt_purges_off_journal(struct kvt_store *store, uint32_t root);
 /* Records of one root that are damaged are not to be found at the next open either: journal that.

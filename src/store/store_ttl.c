@@ -32,7 +32,8 @@ static struct kvt_ttl_clock *first_clock(struct kvt_store_ttl *ttl)
     return ttl->store.unit_ns ? &ttl->store : ttl->own;
 }
 
-static struct kvt_ttl_clock *next_clock(struct kvt_store_ttl *ttl, struct kvt_ttl_clock *clock)
+static struct kvt_ttl_clock *next_clock(struct kvt_store_ttl *ttl,
+                                        const struct kvt_ttl_clock *clock)
 {
     return clock == &ttl->store ? ttl->own : clock->next;
 }
@@ -48,6 +49,15 @@ static struct kvt_ttl_clock *clock_of(struct kvt_store *store, uint32_t entry)
     return store->ttl.store.unit_ns ? &store->ttl.store : NULL;
 }
 
+/* When the next pass is due, by the shortest time to live. */
+static void plan_pass(struct kvt_store_ttl *ttl)
+{
+    ttl->pass_ns = INT64_MAX;
+    for (const struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c))
+        ttl->pass_ns = KVT_MIN(ttl->pass_ns, (int64_t)(c->pass_tick + PASS_TICKS) * c->unit_ns);
+}
+
+/* The clock is among those that run. */
 static void start(struct kvt_store *store, struct kvt_ttl_clock *clock, int64_t ttl_ns)
 {
     struct kvt_store_ttl *ttl = &store->ttl;
@@ -61,6 +71,7 @@ static void start(struct kvt_store *store, struct kvt_ttl_clock *clock, int64_t 
     /* What is here now was stored before: nothing is known to be older than the time to live. */
     clock->marks[clock->tick % KVT_TTL_MARKS] = store->sequence_next;
     ttl->tick_ns = INT64_MIN;
+    plan_pass(ttl);
 }
 
 int kvt_ttl_init(struct kvt_store *store)
@@ -139,6 +150,7 @@ void kvt_ttl_tick(struct kvt_store *store)
     if (ttl->now_ns < ttl->tick_ns)
         return;
     ttl->tick_ns = INT64_MAX;
+    ttl->owes = true;
     for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c)) {
         tick_clock(store, c);
         ttl->tick_ns = KVT_MIN(ttl->tick_ns, (int64_t)(c->tick + 1) * c->unit_ns);
@@ -164,6 +176,7 @@ static void expire(struct kvt_store *store, uint32_t entry, struct kvt_ttl_clock
     store->counts.ttl_expired++;
     store->sweep_on |= e->children > 0;
     clock->due = store->sequence_next;
+    store->ttl.owes = true;
     if (e->slot != KVT_INDEX_NONE)
         kvt_entry_drop_slot(store, entry, false);
     if (e->on_disk) {
@@ -224,6 +237,7 @@ static void stop(struct kvt_store *store, struct kvt_ttl_clock *clock)
         at = &(*at)->next;
     *at = clock->next;
     free(clock);
+    plan_pass(&store->ttl);
 }
 
 int kvt_ttl_of(struct kvt_store *store, uint32_t ns, int64_t ttl_ns)
@@ -264,28 +278,45 @@ int kvt_ttl_of(struct kvt_store *store, uint32_t ns, int64_t ttl_ns)
 /* ---- for good ---------------------------------------------------------------------------------
  */
 
-/* Once a pass has seen everything: what is older than the time to live is gone for good. Goes on
- * until that covers whatever has expired: a time to live later at the latest. */
-static void journal(struct kvt_store *store, struct kvt_ttl_clock *clock)
+/* What is older than the time to live has a sequence below this one; 0: that is no news. Goes on
+ * until it covers whatever has expired: a time to live later at the latest. */
+static uint64_t floor_of(const struct kvt_ttl_clock *clock)
 {
     uint64_t floor;
 
-    if (!store->disk_count || clock->floor >= clock->due || clock->tick < KVT_TTL_TICKS)
-        return;
+    if (clock->floor >= clock->due || clock->tick < KVT_TTL_TICKS)
+        return 0;
     floor = clock->marks[(clock->tick - KVT_TTL_TICKS) % KVT_TTL_MARKS];
-    if (floor > clock->floor &&
-        kvt_purges_floor(store, clock == &store->ttl.store ? NULL : clock->ns, floor))
-        clock->floor = floor;
+    return floor > clock->floor ? floor : 0;
 }
 
-/* When the next pass is due, by the shortest time to live. */
-static int64_t pass_due(struct kvt_store_ttl *ttl)
+/* Once a pass has seen everything. All clocks in one purge, and one such purge at a time: callers
+ * have purges, too. What has to wait for that is owed. */
+static void journal(struct kvt_store *store)
 {
-    int64_t due = INT64_MAX;
+    struct kvt_store_ttl *ttl = &store->ttl;
+    struct kvt_store_purge *purge = NULL;
 
-    for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c))
-        due = KVT_MIN(due, (int64_t)(c->pass_tick + PASS_TICKS) * c->unit_ns);
-    return due;
+    ttl->owes = false;
+    for (struct kvt_ttl_clock *c = first_clock(ttl); c && store->disk_count;
+         c = next_clock(ttl, c)) {
+        uint64_t floor = floor_of(c);
+
+        if (!floor)
+            continue;
+        if (!purge)
+            purge = kvt_purges_floor(store);
+        if (!purge || !kvt_purges_floor_add(purge, c == &ttl->store ? NULL : c->ns, floor)) {
+            ttl->owes = true;
+            return;
+        }
+        c->floor = floor;
+    }
+}
+
+bool kvt_ttl_owes(const struct kvt_store *store)
+{
+    return store->ttl.owes;
 }
 
 int64_t kvt_ttl_run(struct kvt_store *store)
@@ -296,17 +327,17 @@ int64_t kvt_ttl_run(struct kvt_store *store)
     if (!ttl->stamps)
         return INT64_MAX;
     kvt_ttl_tick(store);
-    for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c)) {
-        if (store->closing)
-            c->due = store->sequence_next;
-        if (store->closing || !ttl->cursor)
-            journal(store, c);
-    }
-    if (!ttl->cursor && ttl->now_ns < pass_due(ttl))
-        return store->index.used ? pass_due(ttl) : INT64_MAX;
-    if (!ttl->cursor)
+    for (struct kvt_ttl_clock *c = first_clock(ttl); c && store->closing; c = next_clock(ttl, c))
+        c->due = store->sequence_next;
+    if (store->closing || (ttl->owes && !ttl->cursor))
+        journal(store);
+    if (!ttl->cursor && ttl->now_ns < ttl->pass_ns)
+        return store->index.used ? ttl->pass_ns : INT64_MAX;
+    if (!ttl->cursor) {
         for (struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c))
             c->pass_tick = c->tick;
+        plan_pass(ttl);
+    }
     end = KVT_MIN(store->index.touched, ttl->cursor + KVT_STORE_SCAN_ENTRIES);
     for (; ttl->cursor < end; ttl->cursor++) {
         struct kvt_ttl_clock *clock =

@@ -32,6 +32,8 @@ struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
     uint32_t capacity;
     int64_t now_ns;             /* the latest time seen */
     int64_t tick_ns;            /* when the next tick of any clock is */
+    int64_t pass_ns;            /* when the next pass is due */
+    bool owes;                  /* something may have to be journaled as gone */
     uint32_t cursor;            /* of the pass */
     struct kvt_ttl_clock store; /* of namespaces that have none of their own */
     struct kvt_ttl_clock *own;  /* those that have */
@@ -54,6 +56,8 @@ __attribute__((warn_unused_result)) int kvt_ttl_of(struct kvt_store *store, uint
 /* Time passes: before each message and in each run. Returns the next time to run. */
 int64_t kvt_ttl_run(struct kvt_store *store);
 void kvt_ttl_tick(struct kvt_store *store);
+/* Something that has expired is still to be journaled. */
+bool kvt_ttl_owes(const struct kvt_store *store);
 
 /* ---- store_quota.c: bytes of a namespace */
 /* What a namespace says of itself: 0 nothing, INT64_MAX that the store's holds. */

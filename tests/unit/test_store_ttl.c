@@ -14,6 +14,7 @@
 #include "base/checked.h"
 #include "base/rng.h"
 #include "kvtier/error.h"
+#include "store/store_impl.h"
 #include "support/fault_io.h"
 
 enum { KV4 = 2, RAW = 6 };
@@ -393,6 +394,9 @@ static void test_nothing_said_gives_more(void **state)
     rig.ns_ttl_ns = -1;
     assert_int_equal(rig_try_ns(&rig, 1, pages, &handle), KVT_E_INVAL);
     rig.ns_ttl_ns = 0;
+    rig.ns_quota = KVT_QUOTA_MIN - 1;
+    assert_int_equal(rig_try_ns(&rig, 1, pages, &handle), KVT_E_INVAL);
+    rig.ns_quota = 0;
     rig_close(&rig);
 }
 
@@ -477,6 +481,45 @@ static void test_its_own_time_is_for_good(void **state)
     own_time_for_good(true);
 }
 
+/* More namespaces with a time of their own than the store has places for purges: one journal entry
+ * is of all, so none is forgotten at close, and a caller's purge finds a place. */
+static void test_many_times_of_their_own(void **state)
+{
+    enum { SPACES = 12 };
+    struct rig_options o = options(0);
+    uint32_t spaces[SPACES];
+
+    (void)state;
+    begin(&o);
+    for (uint8_t i = 0; i < SPACES; i++) {
+        spaces[i] = open_with((uint8_t)(10 + i), 0, 0, 16 * SECOND);
+        assert_int_equal(put_in(spaces[i], 1, 2), 2);
+    }
+    assert_int_equal(rig_flush(&rig), 0);
+    for (int i = 0; i < 14; i++)
+        rig_advance(&rig, SECOND);
+    for (uint32_t i = 0; i < SPACES; i++) /* alive by their uses, of which the disk does not know */
+        assert_int_equal(get_in(spaces[i], 1, 2), 2);
+    for (int i = 0; i < 4; i++)
+        rig_advance(&rig, SECOND);
+    assert_int_equal(rig_stats(&rig).ttl_expired, 0);
+    rig_reopen(&rig);
+    for (uint8_t i = 0; i < SPACES; i++) {
+        spaces[i] = open_with((uint8_t)(10 + i), 0, 0, 16 * SECOND);
+        assert_int_equal(get_in(spaces[i], 1, 2), 0);
+        assert_int_equal(put_in(spaces[i], 1, 2), 2);
+    }
+    assert_int_equal(rig_flush(&rig), 0);
+    rig_hold(&rig, true); /* what is journaled takes its time */
+    rig_advance(&rig, 18 * SECOND);
+    assert_int_equal(rig_stats(&rig).ttl_expired, 2 * SPACES);
+    assert_true(kvt_purges_free(rig.store));
+    rig_hold(&rig, false);
+    for (uint32_t i = 0; i < SPACES; i++)
+        assert_int_equal(get_in(spaces[i], 1, 2), 0);
+    rig_close(&rig);
+}
+
 /* Levels that rise and cool, restarts, expiry, quotas and evictions at random: bytes of namespaces
  * are added up again after every step. */
 static void test_bytes_hold_through_everything(void **state)
@@ -557,6 +600,7 @@ int main(void)
         cmocka_unit_test(test_nothing_said_gives_more),
         cmocka_unit_test(test_a_time_of_its_own),
         cmocka_unit_test(test_its_own_time_is_for_good),
+        cmocka_unit_test(test_many_times_of_their_own),
         cmocka_unit_test(test_bytes_hold_through_everything),
     };
 
