@@ -230,15 +230,6 @@ int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t 
 
 /* ---- idle ---------------------------------------------------------------------------------- */
 
-static void put_pages(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t from,
-                      uint32_t to)
-{
-    for (uint32_t g = 0; g < mgr->group_count; g++)
-        for (uint32_t i = from; i < to; i++)
-            if (*kvt_session_page(mgr, s, g, i) != KVT_NONE)
-                kvt_spage_put(&mgr->groups[g], *kvt_session_page(mgr, s, g, i));
-}
-
 /* The pages of a partial last block stay in L0 while there is room, where every group has one. */
 static void keep_tail(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
@@ -252,7 +243,7 @@ static void keep_tail(struct kvt_session_mgr *mgr, struct kvt_session *s)
         at = kvt_snode_add(mgr, NULL, last ? s->node[last - 1] : KVT_NONE, last,
                            (uint32_t)(s - mgr->sessions));
     if (at == KVT_NONE) {
-        put_pages(mgr, s, last, last + 1);
+        kvt_session_put_pages(mgr, s, last, last + 1);
         mgr->stats.tails_lost++;
         s->filled = last * mgr->block_tokens;
         return;
@@ -278,7 +269,8 @@ static void let_go(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t 
 void kvt_session_go_idle(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
     mgr->stats.cut_tokens += s->tokens - s->filled;
-    put_pages(mgr, s, kvt_session_blocks_of(mgr, s->filled), kvt_session_blocks_of(mgr, s->tokens));
+    kvt_session_put_pages(mgr, s, kvt_session_blocks_of(mgr, s->filled),
+                          kvt_session_blocks_of(mgr, s->tokens));
     s->tokens = s->filled;
     kvt_session_set_window(mgr, s, s->tokens);
     keep_tail(mgr, s);

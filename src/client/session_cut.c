@@ -55,15 +55,6 @@ static void drop_block(struct kvt_session_mgr *mgr, struct kvt_session *s)
     kvt_session_detach_last(mgr, s);
 }
 
-static void put_pages(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t from,
-                      uint32_t to)
-{
-    for (uint32_t g = 0; g < mgr->group_count; g++)
-        for (uint32_t i = from; i < to; i++)
-            if (*kvt_session_page(mgr, s, g, i) != KVT_NONE)
-                kvt_spage_put(&mgr->groups[g], *kvt_session_page(mgr, s, g, i));
-}
-
 /* Whether block i of group g gets a page now that it had none: a state is kept there from now on.
  * Not inside a block that is filled in part: the state after that part is in no page. */
 static bool lacks(const struct kvt_session_mgr *mgr, const struct kvt_session *s, uint32_t g,
@@ -111,7 +102,7 @@ static int cut_active(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32
     if (tokens < s->filled && !kvt_session_serves(mgr, s, keep, kvt_session_has_page))
         return KVT_E_STATE; /* room was made just there */
     fill_gaps(mgr, s, tokens);
-    put_pages(mgr, s, KVT_MAX(want, s->blocks), have);
+    kvt_session_put_pages(mgr, s, KVT_MAX(want, s->blocks), have);
     while (s->blocks > keep + inside)
         drop_block(mgr, s);
     if (tokens < s->filled && mgr->states && tokens % unit != 0)

@@ -115,7 +115,8 @@ bool kvt_session_has_page(const struct kvt_session_mgr *mgr, const struct kvt_se
     return node != KVT_NONE && kvt_scell_at(mgr, node, g)->page != KVT_NONE;
 }
 
-static uint32_t node_of(const struct kvt_session_mgr *mgr, const struct kvt_session *s, uint32_t i)
+uint32_t kvt_session_node(const struct kvt_session_mgr *mgr, const struct kvt_session *s,
+                          uint32_t i)
 {
     return i < s->blocks ? s->node[i] : kvt_snode_find(mgr, s->hash[i]);
 }
@@ -125,7 +126,7 @@ uint32_t kvt_session_reach(const struct kvt_session_mgr *mgr, const struct kvt_s
 {
     uint32_t run[KVT_GROUPS_MAX] = {0}, best = 0;
     for (uint32_t i = 0; i < limit; i++) {
-        uint32_t node = node_of(mgr, s, i);
+        uint32_t node = kvt_session_node(mgr, s, i);
         bool all = true;
         for (uint32_t g = 0; g < mgr->group_count; g++) {
             run[g] = has(mgr, s, node, g, i) ? run[g] + 1 : 0;
@@ -144,7 +145,7 @@ bool kvt_session_serves(const struct kvt_session_mgr *mgr, const struct kvt_sess
 {
     for (uint32_t g = 0; g < mgr->group_count; g++)
         for (uint32_t i = kvt_session_needs(mgr, g, blocks); i < blocks; i++)
-            if (!has(mgr, s, node_of(mgr, s, i), g, i))
+            if (!has(mgr, s, kvt_session_node(mgr, s, i), g, i))
                 return false;
     return true;
 }
@@ -164,6 +165,15 @@ uint32_t kvt_session_fresh_page(struct kvt_session_mgr *mgr, uint32_t g)
     uint32_t page = kvt_spage_take(&mgr->groups[g]);
     kvt_session_reset_origin(mgr, g, &page, 1);
     return page;
+}
+
+void kvt_session_put_pages(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t from,
+                           uint32_t to)
+{
+    for (uint32_t g = 0; g < mgr->group_count; g++)
+        for (uint32_t i = from; i < to; i++)
+            if (*kvt_session_page(mgr, s, g, i) != KVT_NONE)
+                kvt_spage_put(&mgr->groups[g], *kvt_session_page(mgr, s, g, i));
 }
 
 uint8_t kvt_session_origin(const struct kvt_session_mgr *mgr, uint32_t g, uint32_t page)

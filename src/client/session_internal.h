@@ -267,6 +267,9 @@ void kvt_session_hold_from(struct kvt_session_mgr *mgr, struct kvt_session *s, u
                            uint32_t from);
 /* `filled` tokens are filled: what is needed to go on, and to come back, is held, the rest not. */
 void kvt_session_set_needs(struct kvt_session_mgr *mgr, struct kvt_session *s);
+/* The node of its block i, which it holds or that others may have made; or KVT_NONE. */
+uint32_t kvt_session_node(const struct kvt_session_mgr *mgr, const struct kvt_session *s,
+                          uint32_t i);
 /* Whether block i of group g, which has that node or KVT_NONE, counts. */
 typedef bool (*kvt_session_has_fn)(const struct kvt_session_mgr *mgr, const struct kvt_session *s,
                                    uint32_t node, uint32_t g, uint32_t i);
@@ -283,6 +286,9 @@ void kvt_session_pin_tail(struct kvt_session_mgr *mgr, struct kvt_session *s, bo
 uint32_t kvt_session_fresh_page(struct kvt_session_mgr *mgr, uint32_t g);
 void kvt_session_reset_origin(struct kvt_session_mgr *mgr, uint32_t g, const uint32_t *pages,
                               uint32_t n);
+/* Pages of blocks [from, to) in every group come free: they are the session's own. */
+void kvt_session_put_pages(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t from,
+                           uint32_t to);
 uint8_t kvt_session_origin(const struct kvt_session_mgr *mgr, uint32_t g, uint32_t page);
 
 /* ---- session.c */

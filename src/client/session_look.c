@@ -7,15 +7,10 @@
 
 /* ---- what is there ------------------------------------------------------------------------- */
 
-static uint32_t node_of(const struct kvt_resume *r, uint32_t i)
-{
-    return i < r->before ? r->s->node[i] : kvt_snode_find(r->mgr, r->s->hash[i]);
-}
-
 static uint32_t leading_run(const struct kvt_resume *r, uint32_t g, uint32_t limit)
 {
     uint32_t i = 0;
-    while (i < limit && kvt_session_has_page(r->mgr, r->s, node_of(r, i), g, i))
+    while (i < limit && kvt_session_has_page(r->mgr, r->s, kvt_session_node(r->mgr, r->s, i), g, i))
         i++;
     return i;
 }
@@ -25,7 +20,7 @@ bool kvt_resume_shared(const struct kvt_resume *r, uint32_t g, uint32_t i)
 {
     if (r->mgr->groups[g].full)
         return i < r->leading[g];
-    return i < r->b && kvt_session_has_page(r->mgr, r->s, node_of(r, i), g, i);
+    return i < r->b && kvt_session_has_page(r->mgr, r->s, kvt_session_node(r->mgr, r->s, i), g, i);
 }
 
 static enum kvt_tier *tier_of(const struct kvt_session_mgr *mgr, uint32_t g, uint32_t i)
