@@ -19,6 +19,7 @@
 
 #include "base/checked.h"
 #include "base/rng.h"
+#include "client/session_internal.h"
 #include "io/io_posix.h"
 #include "support/fault_io.h"
 
@@ -31,7 +32,8 @@ struct model {
     bool marked[SESSIONS]; /* not to be stored: computed again once its pages have gone */
     bool loose[SESSIONS];  /* of several groups: cut, or left where its state is in no page */
     struct kvt_rng rng;
-    bool calm; /* room for everything, no faults, nothing purged or switched off */
+    bool calm;  /* room for everything, no faults, nothing purged or switched off */
+    bool alone; /* all sessions of the manager are here */
     uint64_t resumed, restored, computed, refused, verified, cut;
 };
 
@@ -107,6 +109,20 @@ static void fill_some(struct model *m, uint32_t i, uint32_t from, uint32_t to)
     srig_fill(&m->s, &m->c[i], from, to);
 }
 
+/* Nobody else is active, and each group has pages for the whole sequence: then it can come back. */
+static bool has_room(struct model *m, uint32_t tokens)
+{
+    for (uint32_t i = 0; i < SESSIONS; i++)
+        if (!m->alone || is_active(m, i))
+            return false;
+    for (uint32_t g = 0; g < m->s.layout->count; g++) {
+        const struct kvt_sgroup *group = &m->s.mgr->groups[g];
+        if (group->page_count - group->scratch_pages < (tokens + UNIT - 1) / UNIT)
+            return false;
+    }
+    return true;
+}
+
 static void op_resume(struct model *m, uint32_t i)
 {
     struct kvt_session_plan plan;
@@ -116,6 +132,7 @@ static void op_resume(struct model *m, uint32_t i)
     int rc = srig_resume(&m->s, &m->c[i], &plan);
     if (rc != 0) {
         assert_int_equal(rc, KVT_E_LIMIT);
+        assert_false(has_room(m, m->c[i].tokens));
         m->c[i].tokens = info_of(m, i).tokens; /* a refused call changes nothing */
         if (several(m))                        /* another one of the same resume may have */
             assert_true(m->c[i].tokens <= before + n);
@@ -387,6 +404,7 @@ static void run_over(const struct srig_layout *layout, const char *name,
     assert_non_null(m);
     m->rng.state = seed;
     m->calm = calm;
+    m->alone = true;
     want_faults = faults;
     if (layout != NULL)
         srig_open_groups(&m->s, layout, shape, config, disk, &opts);
