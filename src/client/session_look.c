@@ -160,12 +160,17 @@ static void weigh_groups(struct kvt_resume *r, const struct kvt_session_resume_o
                 tiers[i - r->a] = *tier_of(mgr, g, i);
     }
     ask_plan(r, opts, tiers, NULL);
-    double expected = r->plan.load_s * load_ratio(r) + r->plan.gpu_s;
+    double ratio = load_ratio(r), late = r->plan.deadline_s * ratio;
+    double expected = r->plan.load_s * ratio + r->plan.gpu_s;
     if (r->plan.count > 0 && r->plan.reason != KVT_PLAN_OFF && r->plan.reason != KVT_PLAN_PROBE &&
         expected > r->plan.recompute_s) {
         r->plan.count = 0;
         r->plan.reason = KVT_PLAN_RECOMPUTE;
     }
+    /* what the plan gives the load of one group is too little for all: half of it would be lost */
+    late = KVT_MIN(late, r->plan.recompute_s);
+    if (r->plan.deadline_s > 0)
+        r->plan.deadline_s = KVT_MAX(r->plan.deadline_s, late);
     if (r->plan.count < r->b - r->a) {
         r->b = kvt_session_reach(mgr, r->s, r->a + (uint32_t)r->plan.count, has_any);
         r->b = KVT_MAX(r->b, r->a);

@@ -411,6 +411,38 @@ static void random_rounds(void **state)
     assert_true(hybrids > 5);
 }
 
+/* Three groups, so three times the bytes that the plan is asked about: the load is not cut off
+ * before it can have come. */
+static void the_deadline_is_of_all_groups(void **state)
+{
+    static const struct srig_layout three = {
+        .count = 3, .groups = {{.group = 0}, {.group = 1}, {.group = 2}}, .of_layer = {0, 1, 2}};
+    struct rig_shape shape = rig_shape_small(64);
+    struct kvt_session_mgr_opts opts = {.window_tokens = 64, .tokens_max = 4096};
+    (void)state;
+    shape.layers = 3;
+    srig_open_groups(&s, &three, &shape,
+                     "dram=16MiB,level=kv4,plan=deterministic,plan_prefill=1200,plan_dram=1MiB",
+                     NULL, &opts);
+    learn(&a, 1, 200);
+    forget_l0(&a);
+    struct kvt_session *session = &s.mgr->sessions[(a.id & UINT32_MAX) - 1];
+    struct kvt_resume r = {.mgr = s.mgr, .s = session, .total = 200, .blocks = 13};
+    pthread_mutex_lock(&s.mgr->lock);
+    assert_int_equal(kvt_session_put_tokens(s.mgr, session, a.token, 200), 0);
+    kvt_resume_find(&r, 12, NULL);
+    pthread_mutex_unlock(&s.mgr->lock);
+    assert_int_equal(r.b, 12);
+    assert_int_equal(r.plan.reason, KVT_PLAN_LOAD);
+    assert_true(3 * r.plan.load_s < r.plan.recompute_s);     /* it pays, ... */
+    assert_true(2 * r.plan.load_s > r.plan.recompute_s / 2); /* ... and one would get twice */
+    assert_true(r.plan.deadline_s > 3 * r.plan.load_s);
+    struct kvt_session_plan plan = resume(&a, NULL);
+    assert_int_equal(plan.from_dram, 192);
+    assert_int_equal(kvt_session_wait(s.mgr, a.id, -1), 1);
+    finish(&a);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -423,6 +455,7 @@ int main(void)
         cmocka_unit_test_teardown(calls_that_make_no_sense, tear_down),
         cmocka_unit_test_teardown(no_late_byte_lands_in_a_reused_page, tear_down),
         cmocka_unit_test_teardown(random_rounds, tear_down),
+        cmocka_unit_test_teardown(the_deadline_is_of_all_groups, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
