@@ -78,6 +78,14 @@ static int look(const struct kvt_shared_files *shared, int fd, struct stat *st)
     return expired(shared, st) ? KVT_E_MISS : 0;
 }
 
+/* Whether a file of that length is a record of this one, with the MAC that it has to have; who has
+ * no key does not look at MACs. */
+static bool length_fits(const struct kvt_shared_files *shared, uint64_t len, uint32_t record_bytes)
+{
+    return len == (uint64_t)record_bytes + KVT_REMOTE_MAC_BYTES ||
+           (!shared->mac.on && len == record_bytes);
+}
+
 /* KVT_E_CORRUPT: the file is shorter. */
 static int header_of(int fd, struct kvt_record_header *header)
 {
@@ -100,6 +108,10 @@ static int probe_one(const struct kvt_shared_files *shared, const struct kvt_ful
     if (!rc)
         rc = header_of(fd, header);
     (void)close(fd);
+    /* what is cut off, or has no MAC, is known before anybody waits for it */
+    if (!rc && kvt_record_header_check(header) == 0 &&
+        !length_fits(shared, (uint64_t)st.st_size, header->record_bytes))
+        rc = KVT_E_CORRUPT;
     return rc;
 }
 
@@ -166,8 +178,7 @@ static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req
     if (rc)
         return rc;
     rc = look(shared, fd, &st);
-    if (!rc && (uint64_t)st.st_size != req->record_bytes + mac_len &&
-        (mac_len || (uint64_t)st.st_size != req->record_bytes + KVT_REMOTE_MAC_BYTES)) {
+    if (!rc && !length_fits(shared, (uint64_t)st.st_size, req->record_bytes)) {
         rc = header_of(fd, &other);
         if (!rc)
             rc = kvt_remote_other(&shared->mac, req->keys, &other, (uint64_t)st.st_size);

@@ -179,6 +179,7 @@ static void test_what_is_not_a_record(void **state)
     path_of(2, path, sizeof(path));
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(2), KVT_E_CORRUPT);
     path_of(3, path, sizeof(path));
     assert_int_equal(truncate(path, 0), 0);
     assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_CORRUPT);
@@ -205,6 +206,7 @@ static void test_what_is_not_a_record(void **state)
     path_of(10, path, sizeof(path));
     assert_int_equal(truncate(path, (off_t)(PAGES + 1) * KVT_PAGE_BYTES), 0);
     assert_int_equal(remote_help_get(&help, NS, 10, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(10), KVT_E_CORRUPT);
     assert_int_equal(remote_help_get(&help, NS, 8, PAGES), 0);
     help.remote->ops->stats(help.remote, &stats);
     assert_int_equal(stats.nodes_down, 0); /* the directory itself is well */
@@ -250,6 +252,8 @@ static void test_mac(void **state)
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&other, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_CORRUPT);
+    assert_int_equal(probe_of(1), 0);
+    assert_int_equal(probe_of(2), KVT_E_CORRUPT); /* it has none: a look-up knows */
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES + 1), KVT_E_STALE);
     remote_help_close(&other);
     file_with(key, "another key of thirty-two bytes..");
