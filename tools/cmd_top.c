@@ -314,9 +314,15 @@ static int print_plain(const struct top *top)
     struct kvt_top_view view;
 
     make_view(top, &view);
+    errno = 0;
     for (unsigned i = 0; i < view.count; i++)
         printf("%s\n", view.line[i]);
-    return fflush(stdout) ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return KVT_EXIT_OK;
+    if (errno != EINTR || !kvt_cli_interrupted())
+        return KVT_EXIT_PROBLEM;
+    clearerr(stdout); /* Ctrl-C in the middle of a line is the end that was asked for */
+    return KVT_EXIT_OK;
 }
 
 static int wait_plain(int64_t seconds)
