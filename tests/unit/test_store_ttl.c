@@ -520,6 +520,37 @@ static void test_many_times_of_their_own(void **state)
     rig_close(&rig);
 }
 
+/* A time that falls due while the journal is still busy with another one is owed, also at close. */
+static void test_a_time_that_waits_for_another(void **state)
+{
+    struct rig_options o = options(0);
+    uint32_t soon, late;
+
+    (void)state;
+    begin(&o);
+    soon = open_with(10, 0, 0, 8 * SECOND);
+    late = open_with(11, 0, 0, 16 * SECOND);
+    assert_int_equal(put_in(soon, 1, 2), 2);
+    assert_int_equal(put_in(late, 1, 2), 2);
+    assert_int_equal(rig_flush(&rig), 0);
+    rig_hold(&rig, true);
+    for (int i = 0; i < 10; i++)
+        rig_advance(&rig, SECOND);
+    assert_int_equal(rig_stats(&rig).ttl_expired, 2);
+    assert_false(kvt_ttl_owes(rig.store));
+    for (int i = 0; i < 8; i++)
+        rig_advance(&rig, SECOND);
+    assert_int_equal(rig_stats(&rig).ttl_expired, 4);
+    assert_true(kvt_ttl_owes(rig.store));
+    rig_hold(&rig, false);
+    rig_reopen(&rig);
+    soon = open_with(10, 0, 0, 8 * SECOND);
+    late = open_with(11, 0, 0, 16 * SECOND);
+    assert_int_equal(get_in(soon, 1, 2), 0);
+    assert_int_equal(get_in(late, 1, 2), 0);
+    rig_close(&rig);
+}
+
 /* Levels that rise and cool, restarts, expiry, quotas and evictions at random: bytes of namespaces
  * are added up again after every step. */
 static void test_bytes_hold_through_everything(void **state)
@@ -601,6 +632,7 @@ int main(void)
         cmocka_unit_test(test_a_time_of_its_own),
         cmocka_unit_test(test_its_own_time_is_for_good),
         cmocka_unit_test(test_many_times_of_their_own),
+        cmocka_unit_test(test_a_time_that_waits_for_another),
         cmocka_unit_test(test_bytes_hold_through_everything),
     };
 
