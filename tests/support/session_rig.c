@@ -167,6 +167,13 @@ struct kvt_session_stats srig_stats(struct srig *s)
     return stats;
 }
 
+struct kvt_session_info srig_info(const struct srig *s, const struct srig_session *x)
+{
+    struct kvt_session_info info = {.struct_size = sizeof(info)};
+    assert_int_equal(kvt_session_get_info(s->mgr, x->id, &info), 0);
+    return info;
+}
+
 void srig_settle(struct srig *s)
 {
     long left = 1;

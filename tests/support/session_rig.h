@@ -63,6 +63,7 @@ void srig_check(struct srig *s);
 struct kvt_session_stats srig_stats(struct srig *s);
 /* Until nothing is in flight. */
 void srig_settle(struct srig *s);
+struct kvt_session_info srig_info(const struct srig *s, const struct srig_session *x);
 
 /* Open a session that can take `max` tokens; salt 0: none. */
 void srig_session_open(struct srig *s, struct srig_session *c, uint32_t max, uint64_t salt);

@@ -43,13 +43,6 @@ static void open_with(uint32_t pages, const char *config, const char *disk, uint
     srig_open(&s, &shape, config, disk, &opts);
 }
 
-static struct kvt_session_info info_of(const struct srig_session *x)
-{
-    struct kvt_session_info info = {.struct_size = sizeof(info)};
-    assert_int_equal(kvt_session_get_info(s.mgr, x->id, &info), 0);
-    return info;
-}
-
 /* Begin a sequence of n tokens and fill it. */
 static void start(struct srig_session *x, uint32_t first, uint32_t n)
 {
@@ -98,7 +91,7 @@ static void a_turn_and_another_one(void **state)
     (void)state;
     open_with(32, "dram=8MiB,level=kv4", NULL, 64);
     start(&a, 1, 100);
-    struct kvt_session_info info = info_of(&a);
+    struct kvt_session_info info = srig_info(&s, &a);
     assert_int_equal(info.state, KVT_SESSION_ACTIVE);
     assert_int_equal(info.tokens, 100);
     assert_int_equal(info.filled, 100);
@@ -106,7 +99,7 @@ static void a_turn_and_another_one(void **state)
     srig_tokens(&a, 500, 10); /* decoding: token by token */
     assert_int_equal(srig_append(&s, &a), 0);
     go_idle(&a);
-    info = info_of(&a);
+    info = srig_info(&s, &a);
     assert_int_equal(info.state, KVT_SESSION_IDLE);
     assert_int_equal(info.tokens, 110);
     /* nothing was evicted: all of it is still there, the partial block too */
@@ -309,9 +302,9 @@ static void pages_of_active_sessions_are_never_taken(void **state)
     srig_session_open(&s, &c, 1024, 0);
     srig_tokens(&c, 9000, 32);
     assert_int_equal(kvt_session_resume(s.mgr, c.id, c.token, 32, NULL, NULL), KVT_E_LIMIT);
-    assert_int_equal(info_of(&c).state, KVT_SESSION_IDLE);
-    assert_int_equal(info_of(&c).tokens, 0);
-    assert_int_equal(info_of(&a).tokens, 128);
+    assert_int_equal(srig_info(&s, &c).state, KVT_SESSION_IDLE);
+    assert_int_equal(srig_info(&s, &c).tokens, 0);
+    assert_int_equal(srig_info(&s, &a).tokens, 128);
     assert_int_equal(srig_stats(&s).refused_limit, 2);
     (void)srig_verify(&s, &a, 128, NULL);
     go_idle(&b); /* its blocks are being stored: first not yet, then there is room */
@@ -591,7 +584,7 @@ static void wrong_calls_change_nothing(void **state)
     assert_int_equal(kvt_session_mgr_stats(s.mgr, &stats), KVT_E_VERSION);
     assert_int_equal(kvt_session_open(s.mgr, NULL, 3, &other), KVT_E_INVAL);
     assert_int_equal(kvt_session_open(s.mgr, NULL, 0, NULL), KVT_E_INVAL);
-    assert_int_equal(info_of(&a).state, KVT_SESSION_IDLE);
+    assert_int_equal(srig_info(&s, &a).state, KVT_SESSION_IDLE);
     /* active */
     assert_int_equal(kvt_session_resume(s.mgr, a.id, NULL, 0, NULL, &plan), 0);
     assert_int_equal(plan.tokens, 0);
@@ -663,7 +656,7 @@ static void limits_hold(void **state)
     assert_int_equal(srig_resume(&s, &b, NULL), 0);
     srig_fill(&s, &b, 0, 319);
     assert_int_equal(kvt_session_filled(s.mgr, a.id, 240), KVT_E_LIMIT);
-    assert_int_equal(info_of(&a).filled, 0);
+    assert_int_equal(srig_info(&s, &a).filled, 0);
     assert_int_equal(kvt_session_filled(s.mgr, a.id, 100), 0);
     srig_check(&s);
 }
@@ -680,7 +673,7 @@ static void what_was_not_filled_is_cut_off(void **state)
     assert_int_equal(plan.recompute, 100);
     srig_fill(&s, &a, 0, 60);
     go_idle(&a);
-    assert_int_equal(info_of(&a).tokens, 60);
+    assert_int_equal(srig_info(&s, &a).tokens, 60);
     assert_int_equal(srig_stats(&s).cut_tokens, 40);
     a.tokens = 60;
     srig_tokens(&a, 900, 40); /* another way on */
@@ -725,7 +718,7 @@ static void close_during_a_restore(void **state)
     squeeze();
     for (int i = 0; i < 20; i++) {
         assert_int_equal(kvt_session_resume(s.mgr, a.id, NULL, 0, NULL, NULL), 0);
-        if (info_of(&a).state == KVT_SESSION_RESTORING) {
+        if (srig_info(&s, &a).state == KVT_SESSION_RESTORING) {
             const uint32_t token = 3;
             int rc = kvt_session_append(s.mgr, a.id, &token, 1);
             assert_true(rc == KVT_E_STATE || rc == 0); /* it may have ended by now */

@@ -42,13 +42,6 @@ static void start(struct srig_session *x, uint32_t first, uint32_t n)
     srig_check(&s);
 }
 
-static struct kvt_session_info info_of(const struct srig_session *x)
-{
-    struct kvt_session_info info = {.struct_size = sizeof(info)};
-    assert_int_equal(kvt_session_get_info(s.mgr, x->id, &info), 0);
-    return info;
-}
-
 static void go_idle(struct srig_session *x)
 {
     assert_int_equal(kvt_session_idle(s.mgr, x->id), 0);
@@ -62,7 +55,7 @@ static uint32_t cut(struct srig_session *x, uint32_t tokens)
     assert_int_equal(kvt_session_truncate(s.mgr, x->id, tokens), 0);
     srig_check(&s);
     x->tokens = tokens;
-    struct kvt_session_info info = info_of(x);
+    struct kvt_session_info info = srig_info(&s, x);
     assert_int_equal(info.tokens, tokens);
     assert_true(info.filled <= tokens);
     if (info.state == KVT_SESSION_ACTIVE)
@@ -128,7 +121,7 @@ static void others_keep_their_blocks(void **state)
     open_with(64);
     start(&a, 1, 100);
     start(&b, 1, 100);
-    assert_int_equal(info_of(&b).blocks, 6);
+    assert_int_equal(srig_info(&s, &b).blocks, 6);
     uint32_t page[2];
     assert_int_equal(kvt_session_pages(s.mgr, b.id, 5, &page[0], 1), 1);
     assert_int_equal(cut(&a, 90), 80); /* the sixth block is b's too */
@@ -167,7 +160,7 @@ static void a_block_in_use_is_left_alone(void **state)
     cell->busy = true; /* as while a store reads it */
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 90), 0);
     a.tokens = 90;
-    assert_int_equal(info_of(&a).filled, 80);
+    assert_int_equal(srig_info(&s, &a).filled, 80);
     assert_int_equal(cell->page, page);
     cell->busy = false;
     kvt_snode_settle(s.mgr, node);
@@ -218,9 +211,9 @@ static void wrong_calls(void **state)
     srig_session_open(&s, &b, 1024, 5);
     srig_tokens(&b, 1, UINT32_C(16));
     srig_turn(&s, &b, NULL); /* the last page */
-    struct kvt_session_info before = info_of(&a), after;
+    struct kvt_session_info before = srig_info(&s, &a), after;
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 20), KVT_E_LIMIT);
-    after = info_of(&a);
+    after = srig_info(&s, &a);
     assert_memory_equal(&before, &after, sizeof(before));
     srig_check(&s);
     (void)srig_verify(&s, &a, 96, NULL);
@@ -232,8 +225,8 @@ static void wrong_calls(void **state)
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 0), 0);
     a.tokens = 0;
     srig_check(&s);
-    assert_int_equal(info_of(&a).filled, 0);
-    assert_int_equal(info_of(&a).blocks, 0);
+    assert_int_equal(srig_info(&s, &a).filled, 0);
+    assert_int_equal(srig_info(&s, &a).blocks, 0);
     go_idle(&a);
 }
 

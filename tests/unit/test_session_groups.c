@@ -60,11 +60,15 @@ static void open_with(const struct srig_layout *layout, uint32_t pages, uint32_t
     srig_open_groups(&s, layout, &shape, "dram=16MiB,level=kv4", disk, &opts);
 }
 
-static struct kvt_session_info info_of(const struct srig_session *x)
+/* The window group has few pages of its own. */
+static void begin_narrow(uint32_t pages, uint32_t window_pages)
 {
-    struct kvt_session_info info = {.struct_size = sizeof(info)};
-    assert_int_equal(kvt_session_get_info(s.mgr, x->id, &info), 0);
-    return info;
+    const struct kvt_session_group groups[] = {{.group = 5, .page_count = window_pages}};
+    struct rig_shape shape = rig_shape_small(pages);
+    struct kvt_session_mgr_opts opts = {
+        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
+    shape.layers = 3;
+    srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
 }
 
 static void start(struct srig_session *x, uint32_t first, uint32_t n)
@@ -99,7 +103,7 @@ static void again(struct srig_session *x, uint32_t first, uint32_t n)
 static uint32_t resident(const struct srig_session *x, uint32_t g)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < info_of(x).blocks; i++)
+    for (uint32_t i = 0; i < srig_info(&s, x).blocks; i++)
         count += srig_group_block(&s, x, g, i).page != KVT_SESSION_NO_PAGE;
     return count;
 }
@@ -108,7 +112,7 @@ static uint32_t resident(const struct srig_session *x, uint32_t g)
 static uint32_t stored(const struct srig_session *x, uint32_t g, uint32_t *first)
 {
     uint32_t count = 0;
-    for (uint32_t i = info_of(x).blocks; i-- > 0;)
+    for (uint32_t i = srig_info(&s, x).blocks; i-- > 0;)
         if (srig_group_block(&s, x, g, i).tier == KVT_TIER_DRAM) {
             *first = i;
             count++;
@@ -268,13 +272,8 @@ static void the_longest_prefix_that_every_group_can_serve(void **state)
 static void a_window_alone_is_loaded(void **state)
 {
     struct kvt_session_plan plan;
-    const struct kvt_session_group groups[] = {{.group = 5, .page_count = 16}};
-    struct rig_shape shape = rig_shape_small(64);
-    struct kvt_session_mgr_opts opts = {
-        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
     (void)state;
-    shape.layers = 3;
-    srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
+    begin_narrow(64, 16);
     start(&a, 1, 200);
     go_idle(&a);
     start(&b, 5000, 208); /* needs 13 of the window group's 15 */
@@ -366,7 +365,7 @@ static void a_state_that_is_in_no_page_is_not_come_back_to(void **state)
     srig_check(&s);
     go_idle(&a);
     a.tokens = 150;
-    assert_int_equal(info_of(&a).tokens, 150);
+    assert_int_equal(srig_info(&s, &a).tokens, 150);
     srig_tokens(&a, 900, 10);
     assert_int_equal(srig_resume(&s, &a, &plan), 0);
     /* block 6 was partial, had a page, and was filled to its end */
@@ -388,16 +387,16 @@ static void cutting_back_needs_what_is_there(void **state)
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 195), 0);
     a.tokens = 195;
     srig_check(&s);
-    assert_int_equal(info_of(&a).filled, 195);
+    assert_int_equal(srig_info(&s, &a).filled, 195);
     go_idle(&a);
     /* blocks before the window have left L0: its cells were passed, and are the first to go */
     start(&b, 5000, 512);
     go_idle(&b);
     srig_tokens(&a, 1000, 1);
     assert_int_equal(srig_resume(&s, &a, NULL), 0);
-    struct kvt_session_info before = info_of(&a), after;
+    struct kvt_session_info before = srig_info(&s, &a), after;
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 100), KVT_E_STATE);
-    after = info_of(&a);
+    after = srig_info(&s, &a);
     assert_memory_equal(&before, &after, sizeof(before));
     srig_check(&s);
     a.tokens = before.filled;
@@ -420,7 +419,8 @@ static void a_state_cannot_be_taken_back(void **state)
     start(&a, 1, 200);
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 195), 0);
     a.tokens = 195;
-    assert_int_equal(info_of(&a).filled, 192); /* the state after 192 is there, after 195 not */
+    assert_int_equal(srig_info(&s, &a).filled,
+                     192); /* the state after 192 is there, after 195 not */
     srig_check(&s);
     srig_fill(&s, &a, 192, 195);
     (void)srig_verify(&s, &a, 195, NULL);
@@ -439,7 +439,7 @@ static void a_state_cannot_be_taken_back(void **state)
     assert_int_equal(kvt_session_truncate(s.mgr, a.id, 300), 0);
     a.tokens = 300;
     srig_check(&s);
-    srig_fill(&s, &a, info_of(&a).filled, 300);
+    srig_fill(&s, &a, srig_info(&s, &a).filled, 300);
     (void)srig_verify(&s, &a, 300, NULL);
     go_idle(&a);
 }
@@ -463,7 +463,7 @@ static void a_cut_makes_no_state(void **state)
     a.tokens = 150;
     srig_tokens(&a, 800, 3);
     assert_int_equal(srig_resume(&s, &a, NULL), 0);
-    srig_fill(&s, &a, info_of(&a).filled, 153);
+    srig_fill(&s, &a, srig_info(&s, &a).filled, 153);
     (void)srig_verify(&s, &a, 153, NULL);
     go_idle(&a);
 }
@@ -472,13 +472,8 @@ static void a_cut_makes_no_state(void **state)
  * cut that needs it again finds it. */
 static void a_page_that_came_from_somebody_else(void **state)
 {
-    const struct kvt_session_group groups[] = {{.group = 5, .page_count = 30}};
-    struct rig_shape shape = rig_shape_small(100);
-    struct kvt_session_mgr_opts opts = {
-        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
     (void)state;
-    shape.layers = 3;
-    srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
+    begin_narrow(100, 30);
     start(&a, 1, 200);
     start(&c, 5000, 352);
     go_idle(&c);
@@ -530,7 +525,7 @@ static void a_long_prompt_in_pieces(void **state)
     srig_session_open(&s, &a, 1024, 0);
     srig_tokens(&a, 1, 640);
     assert_int_equal(kvt_session_resume(s.mgr, a.id, a.token, 640, NULL, NULL), KVT_E_LIMIT);
-    assert_int_equal(info_of(&a).tokens, 0);
+    assert_int_equal(srig_info(&s, &a).tokens, 0);
     a.tokens = 0;
     srig_tokens(&a, 1, 96);
     srig_turn(&s, &a, NULL);
@@ -610,13 +605,8 @@ static void a_load_that_came_short_without_pages(void **state)
 {
     struct kvt_session_resume_opts late = {.struct_size = sizeof(late), .deadline_ns = 1};
     struct kvt_session_plan plan = {.struct_size = sizeof(plan)};
-    const struct kvt_session_group groups[] = {{.group = 5, .page_count = 16}};
-    struct rig_shape shape = rig_shape_small(21);
-    struct kvt_session_mgr_opts opts = {
-        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
     (void)state;
-    shape.layers = 3;
-    srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
+    begin_narrow(21, 16);
     start(&a, 1, 200);
     go_idle(&a);
     start(&b, 5000, 112); /* active: 7 of 20 pages, and 7 of 15 */
@@ -629,8 +619,8 @@ static void a_load_that_came_short_without_pages(void **state)
     srig_check(&s);
     assert_int_equal(kvt_session_get_plan(s.mgr, a.id, &plan), 0);
     assert_int_equal(plan.reason, KVT_E_DEADLINE);
-    assert_int_equal(info_of(&a).state, KVT_SESSION_IDLE);
-    assert_int_equal(info_of(&a).tokens, 0);
+    assert_int_equal(srig_info(&s, &a).state, KVT_SESSION_IDLE);
+    assert_int_equal(srig_info(&s, &a).tokens, 0);
     assert_int_equal(kvt_session_close(s.mgr, b.id), 0);
     srig_settle(&s);
     assert_int_equal(srig_resume(&s, &a, &plan), 0);
@@ -644,13 +634,8 @@ static void a_load_that_came_short_without_pages(void **state)
 static void what_is_of_no_use_makes_room(void **state)
 {
     struct kvt_session_plan plan;
-    const struct kvt_session_group groups[] = {{.group = 5, .page_count = 18}};
-    struct rig_shape shape = rig_shape_small(21);
-    struct kvt_session_mgr_opts opts = {
-        .window_tokens = 4096, .tokens_max = 2048, .groups = groups, .group_count = 1};
     (void)state;
-    shape.layers = 3;
-    srig_open_groups(&s, &windowed, &shape, "dram=16MiB,level=kv4", NULL, &opts);
+    begin_narrow(21, 18);
     srig_session_open(&s, &a, 1024, 0);
     assert_int_equal(kvt_session_no_store(s.mgr, a.id), 0);
     srig_tokens(&a, 1, 200);
@@ -672,11 +657,11 @@ static void what_is_of_no_use_makes_room(void **state)
     srig_tokens(&a, 800, 1);
     assert_int_equal(kvt_session_resume(s.mgr, a.id, a.token + 204, 1, NULL, NULL), KVT_E_LIMIT);
     assert_int_equal(srig_stats(&s).refused_limit, 1);
-    assert_int_equal(info_of(&a).tokens, 204);
+    assert_int_equal(srig_info(&s, &a).tokens, 204);
     srig_check(&s);
     go_idle(&b);
     assert_int_equal(srig_resume(&s, &a, NULL), 0);
-    srig_fill(&s, &a, info_of(&a).filled, 205);
+    srig_fill(&s, &a, srig_info(&s, &a).filled, 205);
     go_idle(&a);
 }
 

@@ -99,13 +99,6 @@ static struct kvt_session_plan resume(struct srig_session *x,
     return plan;
 }
 
-static struct kvt_session_info info_of(const struct srig_session *x)
-{
-    struct kvt_session_info info = {.struct_size = sizeof(info)};
-    assert_int_equal(kvt_session_get_info(s.mgr, x->id, &info), 0);
-    return info;
-}
-
 static struct kvt_session_plan plan_of(const struct srig_session *x)
 {
     struct kvt_session_plan plan = {.struct_size = sizeof(plan)};
@@ -129,7 +122,7 @@ static uint32_t meet(struct srig_session *x, uint32_t step, unsigned us)
         srig_check(&s);
     }
     assert_int_equal(rc, 1);
-    assert_int_equal(info_of(x).state, KVT_SESSION_ACTIVE);
+    assert_int_equal(srig_info(&s, x).state, KVT_SESSION_ACTIVE);
     srig_check(&s);
     return computed;
 }
@@ -138,7 +131,7 @@ static uint32_t meet(struct srig_session *x, uint32_t step, unsigned us)
 static void finish(struct srig_session *x)
 {
     struct kvt_session_plan plan = plan_of(x);
-    assert_int_equal(info_of(x).filled, x->tokens - plan.recompute);
+    assert_int_equal(srig_info(&s, x).filled, x->tokens - plan.recompute);
     (void)srig_verify(&s, x, x->tokens - plan.recompute, NULL);
     srig_fill(&s, x, x->tokens - plan.recompute, x->tokens);
     (void)srig_verify(&s, x, x->tokens, NULL);
@@ -158,7 +151,7 @@ static void what_does_not_pay_is_not_loaded(void **state)
     assert_int_equal(plan.recompute, 600);
     assert_int_equal(plan.from_dram + plan.head, 0);
     assert_int_equal(rig_stat(&s.rig, "plan.recompute"), 1);
-    assert_int_equal(info_of(&a).state, KVT_SESSION_ACTIVE);
+    assert_int_equal(srig_info(&s, &a).state, KVT_SESSION_ACTIVE);
     finish(&a);
 }
 
@@ -213,7 +206,7 @@ static void both_ends_meet(void **state)
         assert_int_equal(plan.decision, KVT_PLAN_CUT);
         assert_true(plan.head > 0 && plan.from_dram > 0);
         assert_int_equal(plan.recompute, 2008 % UNIT);
-        assert_int_equal(info_of(&a).state, KVT_SESSION_RESTORING);
+        assert_int_equal(srig_info(&s, &a).state, KVT_SESSION_RESTORING);
         uint32_t computed = meet(&a, step / UNIT * UNIT, 0);
         plan = plan_of(&a);
         assert_int_equal(plan.head, computed);
@@ -291,8 +284,8 @@ static void a_hole_is_computed(void **state)
     uint32_t computed = meet(&a, 0, 0);
     assert_int_equal(rig_stat(&s.rig, "client.load_corrupt"), 1);
     assert_int_equal(plan_of(&a).reason, KVT_E_CORRUPT);
-    assert_true(computed > plan.head);          /* the hole, too, or all up to it */
-    assert_int_equal(info_of(&a).filled, 2000); /* no shorter for that */
+    assert_true(computed > plan.head);                /* the hole, too, or all up to it */
+    assert_int_equal(srig_info(&s, &a).filled, 2000); /* no shorter for that */
     finish(&a);
 }
 
