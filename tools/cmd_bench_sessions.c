@@ -5,59 +5,42 @@
  * First every session prefills its tokens and goes idle; then sessions come back in random order,
  * each with a short new prompt. Time to the first token is measured from kvt_session_resume() to
  * the end of the load, plus the model's time for what is left to compute.
- * Threads: one. Exit 1: no GPU, or a step failed.
+ * Time that an engine would compute in passes only while the store has something to do in it: once
+ * nothing is left to encode or to write, waiting longer would change nothing.
+ * Threads: one; the memory is touched by several before. Exit 1: no GPU, or a step failed.
  */
 #include <errno.h>
-#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/checked.h"
+#include "bench_sessions.h"
 #include "cli.h"
 #include "client/client.h"
 #include "commands.h"
-#include "gpu_bench.h"
 #include "kvtier/kvtier.h"
-#include "kvtier/session.h"
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
 #define COMMAND "bench sessions"
-#define SESSIONS_MAX 1024
-#define TURNS_MAX 8192
-
-/* Where a turn's tokens came from: mixed: some from disk, and more from DRAM. */
-enum source { FROM_L0, FROM_DRAM, FROM_BOTH, FROM_DISK, FROM_NOWHERE, SOURCES };
-static const char *const source_names[SOURCES] = {"l0", "dram", "mixed", "disk", "recomputed"};
-
-struct talks {
-    struct gpu_bench gpu;
-    /* how */
-    int64_t sessions, tokens, turns, prompt, layers, us_linear, ps_square, percent;
-    uint64_t pool_bytes, dram, disk;
-    const char *dir, *write;
-    /* what */
-    struct kvt_cache *cache;
-    struct kvt_ns *ns;
-    struct kvt_pool *pool;
-    struct kvt_session_mgr *mgr;
-    kvt_session_id ids[SESSIONS_MAX];
-    uint32_t lengths[SESSIONS_MAX];
-    uint32_t *text;
-    double ttft[SOURCES][TURNS_MAX], load[SOURCES][TURNS_MAX], cold[SOURCES][TURNS_MAX];
-    uint64_t from_dram[SOURCES], from_disk[SOURCES], recomputed[SOURCES]; /* tokens */
-    size_t counts[SOURCES];
-    size_t fit, slower;
-    double fill_seconds;
-};
+#define TOUCH_BYTES (UINT64_C(64) << 20)
+#define TOUCH_THREADS 8
+#define QUIET_S 0.02 /* the store writes nothing for so long: it has nothing to write */
 
 /* Seconds that the model takes to compute n tokens from the start on. */
-static double computing(const struct talks *t, double n)
+double bench_sessions_computing(const struct bench_talks *t, double n)
 {
     return 1e-6 * (double)t->us_linear * n + 1e-12 * (double)t->ps_square * n * n;
 }
 
-static int fail(struct talks *t, int rc, const char *what)
+static int fail(struct bench_talks *t, int rc, const char *what)
 {
     return gpu_bench_fail(&t->gpu, rc, what);
 }
@@ -72,7 +55,7 @@ static int set_size(struct kvt_config *config, const char *key, const char *dir,
     return n < (int)sizeof(text) ? kvt_config_set(config, key, text) : KVT_E_LIMIT;
 }
 
-static int open_cache(struct talks *t)
+static int open_cache(struct bench_talks *t)
 {
     static const char *const fixed[][2] = {{"level", "kv4"}, {"gpu_store_ctas", "96"},
                                            {"write", NULL},  {"request_blocks_max", "262144"},
@@ -99,7 +82,7 @@ static int open_cache(struct talks *t)
     return fail(t, rc, "cache");
 }
 
-static int open_sessions(struct talks *t)
+static int open_sessions(struct bench_talks *t)
 {
     struct gpu_bench *b = &t->gpu;
     struct kvt_identity identity;
@@ -123,14 +106,60 @@ static int open_sessions(struct talks *t)
     return fail(t, rc == 0 && t->text == NULL ? -ENOMEM : rc, "sessions");
 }
 
-static void wait_pinned(struct talks *t)
+/* ---- memory ---- */
+
+struct touching {
+    uint8_t *base;
+    uint64_t bytes;
+    _Atomic uint64_t next; /* relaxed: pieces are handed out, nothing else */
+};
+
+static void *touch_pieces(void *arg)
 {
-    struct timespec pause = {.tv_nsec = 20000000};
-    while (kvt_pin_state(&t->cache->pin) == KVT_PIN_PINNING && !kvt_cli_interrupted())
-        nanosleep(&pause, NULL);
+    struct touching *touching = arg;
+    uint64_t at;
+    while ((at = atomic_fetch_add_explicit(&touching->next, TOUCH_BYTES, memory_order_relaxed)) <
+               touching->bytes &&
+           !kvt_cli_interrupted())
+        /* a kernel that does not know it leaves the touching to whoever pins */
+        (void)madvise(touching->base + at, KVT_MIN(TOUCH_BYTES, touching->bytes - at),
+                      MADV_POPULATE_WRITE);
+    return NULL;
 }
 
-static void close_all(struct talks *t)
+/* What pins DRAM does so with one thread, and so does what the machine gives memory by: several
+ * threads first. */
+static void touch(struct bench_talks *t)
+{
+    struct touching touching = {.base = t->cache->arena, .bytes = t->cache->arena_bytes};
+    pthread_t threads[TOUCH_THREADS];
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    int started = 0, wanted = (int)KVT_MAX(1L, KVT_MIN(cpus, (long)TOUCH_THREADS));
+    double start = gpu_bench_now();
+    while (started < wanted &&
+           pthread_create(&threads[started], NULL, touch_pieces, &touching) == 0)
+        started++;
+    for (int i = 0; i < started; i++)
+        (void)pthread_join(threads[i], NULL);
+    t->touch_seconds = gpu_bench_now() - start;
+}
+
+/* Whether to stop here, and print what has been seen. */
+static int over(const struct bench_talks *t)
+{
+    return kvt_cli_interrupted() || (t->deadline > 0 && gpu_bench_now() >= t->deadline);
+}
+
+static void wait_pinned(struct bench_talks *t)
+{
+    struct timespec pause = {.tv_nsec = 20000000};
+    double start = gpu_bench_now();
+    while (kvt_pin_state(&t->cache->pin) == KVT_PIN_PINNING && !over(t))
+        nanosleep(&pause, NULL);
+    t->pin_seconds = gpu_bench_now() - start;
+}
+
+static void close_all(struct bench_talks *t)
 {
     kvt_session_mgr_close(t->mgr);
     kvt_pool_unregister(t->pool);
@@ -143,14 +172,14 @@ static void close_all(struct talks *t)
 /* ---- turns ---- */
 
 /* The words of a session: its own from the first on. */
-static const uint32_t *words(struct talks *t, int64_t session, uint32_t from, size_t n)
+static const uint32_t *words(struct bench_talks *t, int64_t session, uint32_t from, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         t->text[i] = (uint32_t)(session * 1000003 + (from + (uint32_t)i) * 7) & 0x7fffffffu;
     return t->text;
 }
 
-static enum source source_of(const struct kvt_session_plan *plan, int64_t prompt)
+static enum bench_source source_of(const struct kvt_session_plan *plan, int64_t prompt)
 {
     if (plan->recompute > prompt + 16) /* a partial block may have gone with its page */
         return FROM_NOWHERE;
@@ -159,28 +188,29 @@ static enum source source_of(const struct kvt_session_plan *plan, int64_t prompt
     return plan->from_dram > 0 ? FROM_DRAM : FROM_L0;
 }
 
-static void note(struct talks *t, const struct kvt_session_plan *plan, int64_t prompt,
+static void note(struct bench_talks *t, const struct kvt_session_plan *plan, int64_t prompt,
                  double seconds)
 {
-    enum source source = source_of(plan, prompt);
+    enum bench_source source = source_of(plan, prompt);
     double n = plan->tokens, left = plan->recompute;
-    double ttft = seconds + computing(t, n) - computing(t, n - left);
+    double ttft = seconds + bench_sessions_computing(t, n) - bench_sessions_computing(t, n - left);
     size_t i = t->counts[source];
-    if (i == TURNS_MAX)
+    if (i == BENCH_TURNS_MAX)
         return;
+    t->noted++;
     t->counts[source]++;
     t->from_dram[source] += plan->from_dram;
     t->from_disk[source] += plan->from_disk;
     t->recomputed[source] += plan->recompute;
     t->ttft[source][i] = ttft;
     t->load[source][i] = seconds;
-    t->cold[source][i] = computing(t, n);
+    t->cold[source][i] = bench_sessions_computing(t, n);
     t->fit += source != FROM_NOWHERE;
-    t->slower += ttft > computing(t, n);
+    t->slower += ttft > bench_sessions_computing(t, n);
 }
 
 /* One turn: n new tokens. *seconds: until the pages are there. */
-static int turn(struct talks *t, int64_t session, int64_t n, struct kvt_session_plan *plan,
+static int turn(struct bench_talks *t, int64_t session, int64_t n, struct kvt_session_plan *plan,
                 double *seconds)
 {
     kvt_session_id id = t->ids[session];
@@ -206,151 +236,101 @@ static int turn(struct talks *t, int64_t session, int64_t n, struct kvt_session_
     return fail(t, rc, "a turn");
 }
 
-/* The engine computes: part of the time that it would take passes, the manager works. */
-static int compute(struct talks *t, double seconds)
+static uint64_t stat_of(struct bench_talks *t, const char *name)
 {
-    double until = gpu_bench_now() + seconds * (double)t->percent / 100;
+    uint64_t value = 0;
+    return kvt_stats_get(t->cache, name, &value) == 0 ? value : 0;
+}
+
+/* The engine computes for so long, and the manager works; less where nothing is left to do. */
+static int compute(struct bench_talks *t, double seconds)
+{
+    double now = gpu_bench_now(), until = now + seconds, quiet = now;
+    uint64_t written = stat_of(t, "disk.written_bytes"), before = written;
     struct timespec pause = {.tv_nsec = 1000000};
     long left = 0;
-    while (gpu_bench_now() < until && left >= 0 && !kvt_cli_interrupted()) {
+    while ((now = gpu_bench_now()) < until && left >= 0 && !over(t)) {
         left = kvt_session_mgr_work(t->mgr, 0);
+        before = written;
+        written = stat_of(t, "disk.written_bytes");
+        if (left > 0 || written != before || stat_of(t, "disk.queue_bytes") > 0)
+            quiet = now;
+        if (now - quiet > QUIET_S)
+            break;
         nanosleep(&pause, NULL);
     }
     return fail(t, left < 0 ? (int)left : 0, "work");
 }
 
-/* Until nothing is left to store. */
-static int settle(struct talks *t)
+/* Until nothing is left to encode. */
+static int settle(struct bench_talks *t)
 {
     long left;
-    while ((left = kvt_session_mgr_work(t->mgr, -1)) > 0) {
+    while ((left = kvt_session_mgr_work(t->mgr, -1)) > 0 && !over(t)) {
     }
-    return fail(t, (int)left, "work");
+    return fail(t, left < 0 ? (int)left : 0, "work");
 }
 
-static int run_turns(struct talks *t)
+static uint64_t pages_used(struct bench_talks *t)
+{
+    struct kvt_session_stats stats = {.struct_size = sizeof(stats)};
+    return kvt_session_mgr_stats(t->mgr, &stats) == 0 ? stats.pages - stats.pages_free : 0;
+}
+
+/* Every session once, from nothing. */
+static int fill(struct bench_talks *t)
 {
     struct kvt_session_plan plan;
-    uint32_t order[SESSIONS_MAX];
     double seconds, start = gpu_bench_now();
+    double prefill = bench_sessions_computing(t, (double)t->tokens) * (double)t->percent / 100;
     int rc = 0;
-    for (int64_t i = 0; i < t->sessions && rc == 0 && !kvt_cli_interrupted(); i++)
-        if ((rc = turn(t, i, t->tokens, &plan, &seconds)) == 0)
-            rc = compute(t, computing(t, (double)t->tokens));
+    t->pool_used_before = pages_used(t);
+    for (int64_t i = 0; i < t->sessions && rc == 0 && !over(t); i++) {
+        rc = turn(t, i, t->tokens, &plan, &seconds);
+        t->filled += rc == 0;
+        if (rc == 0)
+            rc = compute(t, prefill);
+        if (rc == 0 && (i + 1) % 8 == 0)
+            fprintf(stderr, "%lld sessions filled after %.1f s\n", (long long)i + 1,
+                    gpu_bench_now() - start);
+    }
     if (rc == 0)
         rc = settle(t);
+    t->pool_used_after = pages_used(t);
     t->fill_seconds = gpu_bench_now() - start;
-    for (int64_t round = 0; round < t->turns && rc == 0 && !kvt_cli_interrupted(); round++) {
+    return rc;
+}
+
+static int run_turns(struct bench_talks *t)
+{
+    struct kvt_session_plan plan;
+    uint32_t order[BENCH_SESSIONS_MAX];
+    double seconds;
+    int rc = fill(t);
+    double start = gpu_bench_now();
+    for (int64_t round = 0; round < t->turns && rc == 0 && !over(t); round++) {
         for (int64_t i = 0; i < t->sessions; i++) {
             int64_t j = (int64_t)kvt_rng_below(&t->gpu.rng, (uint64_t)i + 1);
             order[i] = order[j];
             order[j] = (uint32_t)i;
         }
-        for (int64_t i = 0; i < t->sessions && rc == 0 && !kvt_cli_interrupted(); i++) {
+        for (int64_t i = 0; i < t->sessions && rc == 0 && !over(t); i++) {
             rc = turn(t, order[i], t->prompt, &plan, &seconds);
             if (rc == 0)
                 note(t, &plan, t->prompt, seconds);
-            if (rc == 0) /* an engine computes here, and the manager works */
+            if (rc == 0)
                 rc = settle(t);
+            if (rc == 0) /* the answer is generated here */
+                rc = compute(t, 1e-3 * (double)t->gap_ms);
         }
+        fprintf(stderr, "round %lld ends after %.1f s: %zu of %zu turns held\n",
+                (long long)round + 1, gpu_bench_now() - start, t->fit, t->noted);
     }
+    t->turn_seconds = gpu_bench_now() - start;
     return rc;
 }
 
-/* ---- results ---- */
-
-static double quantile(const double *sorted, size_t n, double q)
-{
-    size_t at = (size_t)ceil(q * (double)n);
-    return sorted[at > 0 ? KVT_MIN(at, n) - 1 : 0];
-}
-
-static json_t *summary(struct talks *t, enum source source)
-{
-    size_t n = t->counts[source];
-    if (n == 0)
-        return json_pack("{s:i}", "turns", 0);
-    double cold = gpu_bench_median(t->cold[source], n);
-    double load = gpu_bench_median(t->load[source], n); /* sorts */
-    double ttft = gpu_bench_median(t->ttft[source], n);
-    return json_pack("{s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "turns", (json_int_t)n,
-                     "tokens_dram", (json_int_t)(t->from_dram[source] / n), "tokens_disk",
-                     (json_int_t)(t->from_disk[source] / n), "tokens_recomputed",
-                     (json_int_t)(t->recomputed[source] / n), "load_p50_ms", 1e3 * load,
-                     "load_p99_ms", 1e3 * quantile(t->load[source], n, 0.99), "ttft_p50_ms",
-                     1e3 * ttft, "ttft_p99_ms", 1e3 * quantile(t->ttft[source], n, 0.99),
-                     "ttft_max_ms", 1e3 * t->ttft[source][n - 1], "recompute_ms", 1e3 * cold);
-}
-
-/* What became of blocks that the store did not keep. */
-static json_t *counters(struct talks *t)
-{
-    static const char *const names[] = {
-        "store.dropped_dram", "store.dropped_chain", "disk.dropped_queue",   "disk.dropped_space",
-        "disk.lost_deferred", "disk.lost_queue",     "dram.evicted",         "dram.evicted_lost",
-        "disk.evicted",       "disk.orphans",        "client.store_orphans", "gpu.failed_blocks"};
-    json_t *all = json_object();
-    uint64_t value;
-    for (size_t i = 0; i < KVT_ARRAY_LEN(names); i++)
-        if (kvt_stats_get(t->cache, names[i], &value) == 0)
-            json_object_set_new(all, names[i], json_integer((json_int_t)value));
-    return all;
-}
-
-static json_t *results(struct talks *t)
-{
-    struct kvt_gpu_info info;
-    struct kvt_session_stats stats = {.struct_size = sizeof(stats)};
-    uint64_t page = t->gpu.pool_bytes / (uint64_t)t->gpu.blocks;
-    uint64_t alone = t->gpu.pool_bytes / (page * (((uint64_t)t->tokens + 15) / 16));
-    double fit = t->turns > 0 ? (double)t->fit / (double)t->turns : 0;
-    json_t *turns = json_object();
-    kvt_gpu_info(t->gpu.gpu, &info);
-    if (kvt_session_mgr_stats(t->mgr, &stats) != 0)
-        memset(&stats, 0, sizeof(stats));
-    for (int source = 0; source < SOURCES; source++)
-        json_object_set_new(turns, source_names[source], summary(t, (enum source)source));
-    return json_pack(
-        "{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, "
-        "s:I, s:I, s:s, s:o, "
-        "s:o}",
-        "device", info.name, "geometry", t->gpu.geometry->name, "layers",
-        (json_int_t)t->gpu.geometry->layers, "tokens", (json_int_t)t->tokens, "new_tokens",
-        (json_int_t)t->prompt, "prefill_time_percent", (json_int_t)t->percent, "pool_bytes",
-        (json_int_t)t->gpu.pool_bytes, "dram_bytes", (json_int_t)t->dram, "disk_bytes",
-        (json_int_t)(t->dir != NULL ? t->disk : 0), "sessions", (json_int_t)t->sessions,
-        "hbm_only_bf16", (json_int_t)alone, "held", fit, "held_ratio",
-        alone > 0 ? fit / (double)alone : 0, "fill_seconds", t->fill_seconds,
-        "turns_slower_than_recompute", (json_int_t)t->slower, "evicted_unsaved",
-        (json_int_t)stats.evicted_unsaved, "store_failed", (json_int_t)stats.store_failed, "write",
-        t->write, "turns", turns, "counters", counters(t));
-}
-
-static void print(const json_t *all)
-{
-    const char *name;
-    json_t *one;
-    printf("%.1f of %lld sessions are held; HBM alone holds %lld in bf16: %.1f times as many\n",
-           json_real_value(json_object_get(all, "held")),
-           (long long)json_integer_value(json_object_get(all, "sessions")),
-           (long long)json_integer_value(json_object_get(all, "hbm_only_bf16")),
-           json_real_value(json_object_get(all, "held_ratio")));
-    json_object_foreach(json_object_get(all, "turns"), name, one)
-    {
-        if (json_integer_value(json_object_get(one, "turns")) == 0)
-            continue;
-        printf("%-10s %4lld turns  load p50 %8.1f p99 %8.1f ms  first token p50 %8.1f p99 %8.1f ms"
-               "  recompute %8.1f ms\n",
-               name, (long long)json_integer_value(json_object_get(one, "turns")),
-               json_real_value(json_object_get(one, "load_p50_ms")),
-               json_real_value(json_object_get(one, "load_p99_ms")),
-               json_real_value(json_object_get(one, "ttft_p50_ms")),
-               json_real_value(json_object_get(one, "ttft_p99_ms")),
-               json_real_value(json_object_get(one, "recompute_ms")));
-    }
-}
-
-static int run(struct talks *t)
+static int run(struct bench_talks *t)
 {
     static struct gpu_bench_geometry geometry = {"8b", 32, 8, 128};
     struct gpu_bench *b = &t->gpu;
@@ -363,6 +343,8 @@ static int run(struct talks *t)
     if (rc == 0)
         rc = open_cache(t);
     if (rc == 0)
+        touch(t);
+    if (rc == 0)
         rc = open_sessions(t);
     if (rc == 0) {
         wait_pinned(t);
@@ -370,36 +352,40 @@ static int run(struct talks *t)
     }
     if (rc != 0)
         kvt_cli_error(COMMAND, "%s", b->error[0] != '\0' ? b->error : kvt_strerror(rc));
-    else if (kvt_cli_interrupted())
-        rc = -1;
-    if (rc == 0) {
-        json_t *all = results(t);
-        if (b->json)
-            rc = kvt_cli_json(all);
-        else
-            print(all), json_decref(all);
+    if (rc == 0 || t->filled > 0) {
+        json_t *all = bench_sessions_results(t);
+        if (b->json) {
+            int written = kvt_cli_json(all);
+            rc = rc != 0 ? rc : written;
+        } else {
+            bench_sessions_print(all), json_decref(all);
+        }
     }
+    if (rc == 0 && kvt_cli_interrupted())
+        rc = -1;
     close_all(t);
     return rc == 0 ? KVT_EXIT_OK : KVT_EXIT_PROBLEM;
 }
 
 int kvt_cmd_bench_sessions(int argc, char **argv)
 {
-    static struct talks talks = {.sessions = 64,
-                                 .tokens = 65536,
-                                 .turns = 2,
-                                 .prompt = 128,
-                                 .layers = 32,
-                                 .us_linear = 23,
-                                 .ps_square = 430,
-                                 .percent = 100,
-                                 .write = "evict",
-                                 .pool_bytes = UINT64_C(56000000000),
-                                 .dram = UINT64_C(96) << 30,
-                                 .disk = UINT64_C(40000000000)};
-    struct talks *t = &talks;
+    static struct bench_talks talks = {.sessions = 64,
+                                       .tokens = 65536,
+                                       .turns = 2,
+                                       .prompt = 128,
+                                       .layers = 32,
+                                       .us_linear = 23,
+                                       .ps_square = 430,
+                                       .percent = 100,
+                                       .gap_ms = 1000,
+                                       .write = "evict",
+                                       .pool_bytes = UINT64_C(56000000000),
+                                       .dram = UINT64_C(96) << 30,
+                                       .disk = UINT64_C(40000000000)};
+    struct bench_talks *t = &talks;
     const struct kvt_cli_option options[] = {
-        {"sessions", "N", "sessions (64)", .number = &t->sessions, .min = 1, .max = SESSIONS_MAX},
+        {"sessions", "N", "sessions (64)", .number = &t->sessions, .min = 1,
+         .max = BENCH_SESSIONS_MAX},
         {"tokens", "N", "tokens of a session (65536)", .number = &t->tokens, .min = 32,
          .max = 1 << 20},
         {"turns", "N", "times that every session comes back (2)", .number = &t->turns, .min = 1,
@@ -417,8 +403,12 @@ int kvt_cmd_bench_sessions(int argc, char **argv)
          .number = &t->us_linear, .min = 0, .max = 1000000},
         {"ps-square", "N", "b of the computing model, picoseconds a token squared (430)",
          .number = &t->ps_square, .min = 0, .max = 1000000000},
-        {"percent", "N", "how much of the time of a prefill really passes (100)",
+        {"percent", "N", "how much of the time of a prefill may pass in real time (100)",
          .number = &t->percent, .min = 0, .max = 100},
+        {"gap-ms", "N", "time of an engine after a turn, to generate its answer, at most (1000)",
+         .number = &t->gap_ms, .min = 0, .max = 600000},
+        {"seconds", "N", "stop after so many seconds, and print what was seen (0: never)",
+         .number = &t->seconds, .min = 0, .max = 86400},
         {"device", "N", "CUDA device (0)", .number = &t->gpu.device, .min = 0, .max = 63},
         {"driver", "FILE", "the CUDA driver's library", .text = &t->gpu.driver},
         {"json", NULL, "one JSON document", .flag = &t->gpu.json},
@@ -432,6 +422,8 @@ int kvt_cmd_bench_sessions(int argc, char **argv)
     fprintf(t->gpu.json ? stderr : stdout,
             "computing n tokens is taken to be C(n) = %lld us n + %.3f ns n^2: C(%lld) = %.3f s\n",
             (long long)t->us_linear, 1e-3 * (double)t->ps_square, (long long)t->tokens,
-            computing(t, (double)t->tokens));
+            bench_sessions_computing(t, (double)t->tokens));
+    t->start = gpu_bench_now();
+    t->deadline = t->seconds > 0 ? t->start + (double)t->seconds : 0;
     return run(t);
 }

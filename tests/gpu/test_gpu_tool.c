@@ -46,10 +46,36 @@ static void test_sessions(void **state)
         turns += number(json_object_get(json_object_get(all, "turns"), names[i]), "turns");
     assert_int_equal(turns, 24);
     assert_int_equal(number(all, "hbm_only_bf16"), 4);
+    assert_true(json_is_true(json_object_get(all, "complete")));
+    assert_int_equal(number(all, "turns_taken"), 24);
+    assert_true(number(all, "hbm_pages_used_after_fill") > number(all, "hbm_pages_used_before"));
     assert_float_equal(json_real_value(json_object_get(all, "held")), 12.0, 0.01);
     assert_float_equal(json_real_value(json_object_get(all, "held_ratio")), 3.0, 0.01);
     assert_int_equal(number(all, "evicted_unsaved"), 0);
     assert_true(number(json_object_get(json_object_get(all, "turns"), "dram"), "turns") > 0);
+    json_decref(all);
+}
+
+/* A run that has no time for all its turns says so, with what it has seen. */
+static void test_sessions_cut_short(void **state)
+{
+    const char *const argv[] = {"kvtier",      "bench",   "sessions",    "--driver",  KVT_FAKE_CUDA,
+                                "--layers",    "2",       "--pool",      "16MiB",     "--dram",
+                                "96MiB",       "--json",  "--tokens",    "512",       "--sessions",
+                                "12",          "--turns", "64",          "--seconds", "1",
+                                "--us-linear", "1000000", "--ps-square", "0",         NULL};
+    (void)state;
+    if (!kvt_gpu_kernels_built())
+        skip();
+    tool_run(&run, KVT_TOOL, argv, NULL, NULL);
+    assert_int_equal(run.code, 0);
+    json_t *all = json_loads(run.out, 0, NULL);
+    assert_non_null(all);
+    assert_true(json_is_false(json_object_get(all, "complete")));
+    assert_true(number(all, "sessions_filled") <= 12);
+    assert_true(number(all, "turns_taken") < 12LL * 64);
+    assert_true(json_real_value(json_object_get(all, "held")) <=
+                (double)number(all, "sessions_filled"));
     json_decref(all);
 }
 
@@ -94,8 +120,8 @@ static void test_no_gpu(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sessions),
-                                       cmocka_unit_test(test_bench_layers),
-                                       cmocka_unit_test(test_no_gpu)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sessions), cmocka_unit_test(test_sessions_cut_short),
+        cmocka_unit_test(test_bench_layers), cmocka_unit_test(test_no_gpu)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
