@@ -54,42 +54,86 @@ CONSTANTS = {
 }
 
 
-class kvt_part(C.Structure):
+_RANGES = {kind: (0, (1 << 8 * C.sizeof(kind)) - 1) if kind(-1).value > 0 else
+           (-(1 << 8 * C.sizeof(kind) - 1), (1 << 8 * C.sizeof(kind) - 1) - 1)
+           for kind in (C.c_uint8, C.c_uint16, C.c_uint32, C.c_uint64, C.c_size_t, C.c_int,
+                        C.c_int32, C.c_int64, C.c_long)}
+
+
+def _fits(kind: type, value: object, what: str) -> None:
+    """ValueError for a number that does not fit its C type: ctypes would cut it without a word."""
+    limits = _RANGES.get(kind)
+    if limits and isinstance(value, int) and not limits[0] <= value <= limits[1]:
+        raise ValueError(f"{what}: {value} is not within {limits[0]} to {limits[1]}")
+
+
+class _Struct(C.Structure):
+    """A C struct that takes no number that does not fit its field."""
+
+    def __init__(self, *values, **named) -> None:
+        for (name, kind), value in zip(self._fields_, values):
+            _fits(kind, value, name)
+        super().__init__(*values)
+        for name, value in named.items():
+            setattr(self, name, value)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls._kinds = dict(cls.__dict__["_fields_"])
+
+    def __setattr__(self, name: str, value) -> None:
+        _fits(self._kinds.get(name), value, name)
+        super().__setattr__(name, value)
+
+
+def _checked(kind: type) -> type:
+    """The type of an argument that takes no number that does not fit."""
+    class Checked(kind):
+        @classmethod
+        def from_param(cls, value):
+            if isinstance(value, kind):
+                return value
+            _fits(kind, value, "argument")
+            return kind(value)
+    return Checked
+
+
+class kvt_part(_Struct):
     _fields_ = [("kind", C.c_uint8), ("dtype", C.c_uint8), ("group", C.c_uint16),
                 ("layer", C.c_uint32), ("heads", C.c_uint32), ("head_dim", C.c_uint32)]
 
 
-class kvt_group(C.Structure):
+class kvt_group(_Struct):
     _fields_ = [("group", C.c_uint16), ("kind", C.c_uint8), ("reserved", C.c_uint8),
                 ("block_tokens", C.c_uint32), ("window_tokens", C.c_uint32)]
 
 
-class kvt_layout(C.Structure):
+class kvt_layout(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("block_tokens", C.c_uint32),
                 ("part_count", C.c_uint32), ("parts", C.POINTER(kvt_part)),
                 ("group_count", C.c_uint32), ("groups", C.POINTER(kvt_group))]
 
 
-class kvt_part_place(C.Structure):
+class kvt_part_place(_Struct):
     _fields_ = [("base", C.c_void_p), ("stride_block", C.c_int64), ("stride_head", C.c_int64),
                 ("stride_token", C.c_int64), ("stride_elem", C.c_int64)]
 
 
-class kvt_pool_desc(C.Structure):
+class kvt_pool_desc(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("device", C.c_int32), ("block_count", C.c_uint32),
                 ("place_count", C.c_uint32), ("places", C.POINTER(kvt_part_place))]
 
 
-class kvt_key(C.Structure):
+class kvt_key(_Struct):
     _fields_ = [("hash", C.c_uint8 * HASH_BYTES_MAX), ("hash_len", C.c_uint8),
                 ("reserved", C.c_uint8), ("group", C.c_uint16), ("shard", C.c_uint32)]
 
 
-class kvt_key_extra(C.Structure):
+class kvt_key_extra(_Struct):
     _fields_ = [("type", C.c_uint32), ("len", C.c_uint32), ("bytes", C.c_void_p)]
 
 
-class kvt_identity(C.Structure):
+class kvt_identity(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("engine", C.c_char_p), ("key_scheme", C.c_char_p),
                 ("model", C.c_char_p), ("revision", C.c_char_p), ("adapter", C.c_char_p),
                 ("layout", C.c_char_p), ("rope", C.c_char_p), ("rotation", C.c_char_p),
@@ -97,60 +141,60 @@ class kvt_identity(C.Structure):
                 ("tp_size", C.c_uint32), ("pp_size", C.c_uint32), ("pp_rank", C.c_uint32)]
 
 
-class kvt_ns_limits(C.Structure):
+class kvt_ns_limits(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("quota_bytes", C.c_uint64), ("ttl_ns", C.c_int64)]
 
 
-class kvt_lookup_opts(C.Structure):
+class kvt_lookup_opts(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("min_level", C.c_int), ("flags", C.c_uint32),
                 ("shards", C.c_uint32), ("prompt_tokens", C.c_uint32), ("roots", C.c_void_p)]
 
 
-class kvt_group_chain(C.Structure):
+class kvt_group_chain(_Struct):
     _fields_ = [("group", C.c_uint16), ("reserved", C.c_uint16), ("keys", C.c_void_p),
                 ("n", C.c_size_t), ("tiers", C.c_void_p), ("first", C.c_size_t),
                 ("count", C.c_size_t)]
 
 
-class kvt_store_opts(C.Structure):
+class kvt_store_opts(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("parent", C.c_void_p), ("first_pos", C.c_uint32),
                 ("level", C.c_int), ("exact", C.c_int), ("cool", C.c_int), ("write", C.c_int),
                 ("wait", C.c_int), ("wait_for", C.c_void_p)]
 
 
-class kvt_load_opts(C.Structure):
+class kvt_load_opts(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("deadline_ns", C.c_int64), ("min_level", C.c_int),
                 ("wait", C.c_int), ("wait_for", C.c_void_p), ("layers", C.c_int),
                 ("reserved", C.c_int)]
 
 
-class kvt_plan_query(C.Structure):
+class kvt_plan_query(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("tiers", C.c_void_p), ("n", C.c_size_t),
                 ("first_tokens", C.c_uint64), ("prompt_tokens", C.c_uint64),
                 ("gpu_busy", C.c_double), ("group", C.c_uint16), ("cut", C.c_uint16),
                 ("reserved", C.c_uint32), ("roots", C.c_void_p)]
 
 
-class kvt_plan(C.Structure):
+class kvt_plan(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("first", C.c_size_t), ("count", C.c_size_t),
                 ("reason", C.c_int), ("unsure", C.c_int), ("ttft_s", C.c_double),
                 ("load_s", C.c_double), ("gpu_s", C.c_double), ("recompute_s", C.c_double),
                 ("load_all_s", C.c_double), ("deadline_s", C.c_double)]
 
 
-class kvt_req_report(C.Structure):
+class kvt_req_report(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("blocks_ok", C.c_size_t),
                 ("blocks_run_ok", C.c_size_t), ("blocks_dram", C.c_size_t),
                 ("blocks_disk", C.c_size_t), ("bytes_moved", C.c_uint64),
                 ("elapsed_ns", C.c_int64), ("blocks_remote", C.c_size_t)]
 
 
-class kvt_encode_report(C.Structure):
+class kvt_encode_report(_Struct):
     _fields_ = [("sqnr_db_min", C.c_float), ("part", C.c_uint32), ("head", C.c_uint32),
                 ("tile", C.c_uint32)]
 
 
-class kvt_session_mgr_opts(C.Structure):
+class kvt_session_mgr_opts(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("window_tokens", C.c_uint32),
                 ("window_level", C.c_int), ("level", C.c_int), ("sessions_max", C.c_uint32),
                 ("tokens_max", C.c_uint32), ("blocks_max", C.c_uint32),
@@ -159,23 +203,23 @@ class kvt_session_mgr_opts(C.Structure):
                 ("groups", C.c_void_p), ("group_count", C.c_uint32), ("reserved", C.c_uint32)]
 
 
-class kvt_session_resume_opts(C.Structure):
+class kvt_session_resume_opts(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("deadline_ns", C.c_int64), ("cut", C.c_int),
                 ("gpu_busy", C.c_double)]
 
 
-class kvt_session_plan(C.Structure):
+class kvt_session_plan(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("tokens", C.c_uint32), ("in_l0", C.c_uint32),
                 ("from_dram", C.c_uint32), ("from_disk", C.c_uint32), ("recompute", C.c_uint32),
                 ("reason", C.c_int32), ("decision", C.c_int32), ("head", C.c_uint32)]
 
 
-class kvt_session_info(C.Structure):
+class kvt_session_info(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("state", C.c_int), ("tokens", C.c_uint32),
                 ("filled", C.c_uint32), ("blocks", C.c_uint32)]
 
 
-class kvt_session_stats(C.Structure):
+class kvt_session_stats(_Struct):
     _fields_ = [("struct_size", C.c_size_t)] + [(name, C.c_uint64) for name in (
         "sessions", "pages", "pages_free", "blocks", "in_flight", "resumed", "blocks_l0",
         "blocks_loaded", "load_short", "met", "blocks_beside", "shared", "duplicates",
@@ -284,6 +328,7 @@ _TYPES = {
     "int32_t": C.c_int32, "int64_t": C.c_int64, "kvt_stats_fn": STATS_FN, "kvt_log_fn": LOG_FN,
     "kvt_config_each_fn": CONFIG_FN,
 }
+_ARGUMENTS = {name: _checked(kind) for name, kind in _TYPES.items() if kind in _RANGES}
 _PROTOTYPE = re.compile(r"^(.+?)(kvt_\w+)\((.*)\);$")
 
 
@@ -291,7 +336,9 @@ def _type(text: str, returned: bool):
     text = text.strip()
     if text == "const char *" and returned:
         return C.c_char_p
-    return C.c_void_p if text.endswith("*") else _TYPES[text]
+    if text.endswith("*"):
+        return C.c_void_p
+    return _TYPES[text] if returned else _ARGUMENTS.get(text, _TYPES[text])
 
 
 def parse_prototype(line: str):

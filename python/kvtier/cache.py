@@ -29,7 +29,7 @@ from typing import Any
 from . import _c
 from ._errors import ClosedError, ErrorCode, KvtierError, make_error
 from .layout import Identity, Keys, Kind, Layout, Level, Pages, Place, Tier, layout_of
-from .pool import Pool, Report, Request, _Child
+from .pool import Calls, Pool, Report, Request, _Child, deadline_ns
 
 _log = logging.getLogger("kvtier")
 _LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
@@ -135,8 +135,7 @@ class Cache:
     def __init__(self, config: Mapping[str, Any] | str | None = None, *,
                  log: Callable[[int, str], None] | None = None, **more: Any) -> None:
         self._handle: int | None = None
-        self._lib = _c.load()
-        self._pid = os.getpid()
+        self._lib = Calls(_c.load())
         self._children: "weakref.WeakSet[_Child]" = weakref.WeakSet()
         self._orphans: list[tuple[int, Pool]] = []
         self._lock = threading.RLock()  # a collection inside may drop a Request
@@ -160,6 +159,8 @@ class Cache:
     def _configure(self, made: C.c_void_p, pairs: list[tuple[str, str]]) -> None:
         self._lib.kvt_config_log(made, self._log_fn, None)
         for key, value in pairs:
+            if "\0" in key + value:
+                raise make_error(ErrorCode.CONFIG_VALUE, f"{key!r}: {value!r} holds a NUL")
             code = self._lib.kvt_config_set(made, key.encode(), value.encode())
             if code < 0:
                 text = self._lib.kvt_config_error(made).decode(errors="replace")
@@ -173,16 +174,21 @@ class Cache:
         return self._handle
 
     def close(self) -> None:
-        """Cancel what is in flight, write what is queued, sync. Blocks. Twice is allowed."""
+        """Cancel what is in flight, write what is queued, sync. Blocks, also until the calls of
+        other threads have returned; later ones are refused by ClosedError. Twice is allowed."""
         with self._lock:
             handle, self._handle = self._handle, None
-        if handle is None:
-            return
+            if handle is None:
+                return
+            for pool in [child for child in self._children if isinstance(child, Pool)]:
+                for request in pool._requests:  # whoever waits for one is about to be told
+                    self._lib.raw.kvt_req_cancel(request)
         _open_caches.discard(self)
+        self._lib.end()
         for child in list(self._children):
             child._forget()
         self._orphans.clear()
-        self._lib.kvt_close(handle)
+        self._lib.raw.kvt_close(handle)
 
     def __enter__(self) -> "Cache":
         return self
@@ -244,6 +250,8 @@ class Cache:
     def stat(self, name: str) -> int:
         """One number of stats(); KvtierError INVAL for a name that is none."""
         value = C.c_uint64()
+        if "\0" in name:
+            raise make_error(ErrorCode.INVAL, f"stat {name!r}: it holds a NUL")
         _c.check(self._lib.kvt_stats_get(self.handle, name.encode(), C.byref(value)),
                  f"stat {name}")
         return value.value
@@ -378,8 +386,8 @@ class Namespace(_Child):
         configured, negative: none. layers: the first layers of all blocks come first, where that
         can be done (GPU pools): Request.wait_layer(). Only pages whose status is 0 hold what the
         level promises. Never blocks. Errors as kvt_load()."""
-        nanoseconds = 0 if deadline is None else -1 if deadline < 0 else max(1, int(deadline * 1e9))
-        opts = _c.kvt_load_opts(C.sizeof(_c.kvt_load_opts), nanoseconds, Level.parse(min_level))
+        opts = _c.kvt_load_opts(C.sizeof(_c.kvt_load_opts), deadline_ns(deadline),
+                                Level.parse(min_level))
         opts.layers = layers
         return self._submit(self._lib.kvt_load, "load", pool, keys, ids, opts, stream, event)
 

@@ -231,6 +231,8 @@ class Keys(Sequence):
         """Keys of the full blocks of a token list; a partial tail has none.
         parent: the 32-byte hash of the block before tokens[0]; None: a root made from salt.
         extras: (type, bytes) that distinguish blocks of equal tokens, such as an image's digest."""
+        if block_tokens < 1:
+            raise ValueError(f"blocks of {block_tokens} tokens")
         library = _c.load()
         ids = array("I", tokens)
         root = (C.c_uint8 * 32)()
@@ -240,7 +242,7 @@ class Keys(Sequence):
             raise ValueError(f"a parent of {len(parent)} bytes; Keys.chain() makes hashes of 32")
         else:
             C.memmove(root, parent, 32)
-        texts = [bytes(data) for _, data in extras]
+        texts = [bytes(memoryview(data)) for _, data in extras]
         more = (_c.kvt_key_extra * len(texts))(*(
             _c.kvt_key_extra(kind, len(data), C.cast(C.c_char_p(data), C.c_void_p))
             for (kind, _), data in zip(extras, texts)))
@@ -314,6 +316,8 @@ def _describe(tensor: Any):
                 _c.DEVICE_HOST if device.type == "cpu" else index)
     if hasattr(tensor, "__array_interface__"):
         face = tensor.__array_interface__
+        if face["data"][1]:
+            raise ValueError("the array is read only: kvtier writes pages when it loads blocks")
         strides = face["strides"]
         if strides is None:
             strides, step = [], tensor.itemsize
@@ -365,6 +369,8 @@ def pages(tensor: Any, axes: str, block_tokens: int | None = None) -> Pages:
 def layout_of(parts: Sequence[tuple[Kind, Pages]], layers: Sequence[int] | None = None,
               groups: Sequence[Group] = ()) -> Layout:
     """The layout of full-attention parts that share block table 0, in the given order."""
+    if not parts:
+        raise ValueError("a layout of no parts")
     first = parts[0][1]
     for _, seen in parts:
         if (seen.block_tokens, seen.block_count, seen.device) != (

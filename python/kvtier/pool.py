@@ -7,8 +7,11 @@ request that is dropped in flight goes on and is freed by the cache later. Threa
 from __future__ import annotations
 
 import ctypes as C
+import os
+import threading
+import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,59 @@ class Report:
     bytes_moved: int
     elapsed_ns: int
     blocks_remote: int = 0
+
+
+def timeout_ns(seconds: float | None) -> int:
+    """Of a wait: None and infinity for ever (-1). ValueError: negative, or no number."""
+    if seconds is None or seconds == float("inf"):
+        return -1
+    if not seconds >= 0:
+        raise ValueError(f"a timeout of {seconds} s: 0 only looks, None waits for ever")
+    return int(min(seconds * 1e9, _c.LIMIT_NONE))
+
+
+def deadline_ns(seconds: float | None) -> int:
+    """Of a load: None as configured (0), negative and infinite none (-1). ValueError: no number."""
+    if seconds is None:
+        return 0
+    if seconds != seconds:
+        raise ValueError("a deadline of nan s")
+    if seconds < 0 or seconds == float("inf"):
+        return -1
+    return int(min(max(1, seconds * 1e9), _c.LIMIT_NONE))
+
+
+class Calls:
+    """The library's functions for one cache, whose close() waits for the calls under way: threads
+    go on calling while an interpreter ends. After end() every call is refused by ClosedError.
+
+    It takes no lock, which a fork could leave taken: adding to a set and removing are atomic."""
+
+    def __init__(self, library: C.CDLL) -> None:
+        self.raw, self._ended, self._pid = library, False, os.getpid()
+        self._under_way: set[tuple[int, object]] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function, under_way = getattr(self.raw, name), self._under_way
+
+        def call(*args: Any) -> Any:
+            mark = (threading.get_ident(), object())
+            try:
+                under_way.add(mark)
+                if self._ended:
+                    raise ClosedError("the cache is closed", ErrorCode.CLOSED)
+                return function(*args)
+            finally:
+                under_way.discard(mark)
+
+        setattr(self, name, call)
+        return call
+
+    def end(self) -> None:
+        """Refuse calls from now on, and wait for those of other threads of this process."""
+        self._ended, me = True, threading.get_ident()
+        while os.getpid() == self._pid and any(mark[0] != me for mark in list(self._under_way)):
+            time.sleep(0.001)
 
 
 class _Child:
@@ -59,7 +115,10 @@ class _Child:
         """Let go. Twice is allowed; a closed cache has done it already."""
         handle, self._handle = self._handle, None
         if handle is not None and self._cache._handle is not None:
-            self._end(handle)
+            try:
+                self._end(handle)
+            except ClosedError:  # by another thread, in the meantime
+                pass
 
     def __enter__(self):
         return self
@@ -122,16 +181,16 @@ class Request(_Child):
         return self._handle
 
     def wait(self, timeout: float | None = None) -> bool:
-        """True: complete. timeout in seconds; None: for ever, 0: only look."""
-        nanoseconds = -1 if timeout is None else int(timeout * 1e9)
-        return _c.check(self._lib.kvt_req_wait(self.handle, nanoseconds), "wait") == 1
+        """True: complete. timeout in seconds; None: for ever, 0: only look. ClosedError: the cache
+        was closed meanwhile."""
+        return _c.check(self._lib.kvt_req_wait(self.handle, timeout_ns(timeout)), "wait") == 1
 
     def wait_layer(self, layer: int, timeout: float | None = None) -> bool:
         """Of a load by layers: True when Part.layer `layer` and all before it have come. Their
         bytes are provisional until the request is complete: look at status() before anything
         leaves that was computed from them. Any other request: wait()."""
-        nanoseconds = -1 if timeout is None else int(timeout * 1e9)
-        return _c.check(self._lib.kvt_req_wait_layer(self.handle, layer, nanoseconds), "wait") == 1
+        return _c.check(self._lib.kvt_req_wait_layer(self.handle, layer, timeout_ns(timeout)),
+                        "wait") == 1
 
     def cancel(self) -> None:
         """Ask for an early end; the request still completes, once."""

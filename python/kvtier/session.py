@@ -17,7 +17,7 @@ from typing import Any
 from . import _c
 from .cache import Namespace
 from .layout import Level
-from .pool import Pool, _Child
+from .pool import Pool, _Child, deadline_ns, timeout_ns
 
 
 class State(enum.IntEnum):
@@ -72,7 +72,7 @@ class SessionManager(_Child):
     def work(self, timeout: float = 0.0) -> int:
         """Let stores, loads and cooling go on; wait up to timeout seconds for something to end.
         Returns how many requests are in flight or waiting."""
-        return _c.check(self._lib.kvt_session_mgr_work(self.handle, int(timeout * 1e9)), "work")
+        return _c.check(self._lib.kvt_session_mgr_work(self.handle, timeout_ns(timeout)), "work")
 
     def flush(self) -> None:
         """Store every filled block of every session, and flush the cache. Blocks."""
@@ -112,8 +112,7 @@ class Session:
         seconds; None: as configured, negative: none. BusyError: call work() and try again."""
         ids = array("I", tokens)
         opts = _c.kvt_session_resume_opts(
-            C.sizeof(_c.kvt_session_resume_opts),
-            0 if deadline is None else -1 if deadline < 0 else max(1, int(deadline * 1e9)))
+            C.sizeof(_c.kvt_session_resume_opts), deadline_ns(deadline))
         out = _c.kvt_session_plan(C.sizeof(_c.kvt_session_plan))
         self._call("resume", self._lib.kvt_session_resume(
             self._manager.handle, self.id, ids.buffer_info()[0], len(ids), C.byref(opts),
@@ -123,7 +122,7 @@ class Session:
     def wait(self, timeout: float | None = None) -> bool:
         """True: it is no longer RESTORING."""
         return self._call("wait", self._lib.kvt_session_wait(
-            self._manager.handle, self.id, -1 if timeout is None else int(timeout * 1e9))) == 1
+            self._manager.handle, self.id, timeout_ns(timeout))) == 1
 
     def plan(self) -> ResumePlan:
         """What became of the last resume; while RESTORING what is planned."""

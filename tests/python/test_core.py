@@ -12,6 +12,8 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
+import types
 import weakref
 
 import pytest
@@ -204,6 +206,15 @@ def test_pages_of_a_contiguous_cache_and_axes_that_do_not_fit():
             kvtier.pages(memoryview(memory).cast("f", (1, HEADS, 40, DIM)), axes, tokens)
     with pytest.raises(ValueError, match="read only"):
         kvtier.pages(memoryview(bytes(memory)).cast("f", (1, HEADS, 40, DIM)), "1hte", 16)
+    address = C.addressof(C.c_char.from_buffer(memory))
+    for read_only in (False, True):  # numpy says so beside the address: a mapped file, a broadcast
+        array_like = types.SimpleNamespace(dtype="float32", itemsize=4, __array_interface__={
+            "data": (address, read_only), "strides": None, "shape": (1, HEADS, 40, DIM)})
+        if read_only:
+            with pytest.raises(ValueError, match="read only"):
+                kvtier.pages(array_like, "1hte", 16)
+        else:
+            assert kvtier.pages(array_like, "1hte", 16).place.base == address
 
 
 def test_restart_of_the_process_reads_from_disk(tmp_path, options):
@@ -303,6 +314,70 @@ def test_wrong_arguments_are_refused_and_name_the_matter(cache, engine):
         with pytest.raises(error):
             call()
     assert engine.ns.lookup(keys).n == 0
+
+
+def test_numbers_that_do_not_fit_are_refused_and_never_cut(cache, engine):
+    """ctypes alone takes 2**33 for a shard, and makes it shard 0: the blocks of another rank."""
+    keys = chain(2)
+    refused = (ValueError, C.ArgumentError)
+    for more in ({"group": 70000}, {"group": -1}, {"shard": 2**33}, {"extras": [(2**40, b"x")]}):
+        with pytest.raises(refused):
+            chain(2, **more)
+    with pytest.raises(TypeError):
+        chain(2, extras=[(1, 5)])  # not five zero bytes
+    with pytest.raises(ValueError):
+        Keys.chain(range(16), 0)
+    with pytest.raises(refused):
+        engine.ns.store(engine.pool, keys, [0, 1], first_pos=2**32)
+    for shards in (2**32 + 1, -1):
+        with pytest.raises(refused):
+            engine.ns.lookup(keys, shards=shards)
+    with pytest.raises(refused):
+        cache.pool(engine.pool.layout, [view.place for view in engine.views], 2**32 + PAGES)
+    with pytest.raises(ValueError, match="no parts"):
+        cache.pool_of([])
+    with pytest.raises(kvtier.ConfigError, match="NUL"):
+        kvtier.Cache({"dram\0x": "64MiB"})
+    with pytest.raises(kvtier.KvtierError, match="NUL"):
+        cache.stat("dram.hits\0x")
+    request = engine.ns.load(engine.pool, keys, [0, 1], deadline=math.inf)
+    for timeout in (-1, math.nan):
+        with pytest.raises(ValueError):
+            request.wait(timeout)
+    assert request.wait(math.inf)
+
+
+def test_a_cache_is_closed_under_threads_that_go_on(options):
+    """close(), and the end of the interpreter, wait for the calls of threads that nobody stops;
+    whoever waits for a request is told, and later calls are refused."""
+    for _ in range(20):
+        cache = kvtier.Cache(options)
+        engine = Engine(cache)
+        outcomes, begun = [], threading.Semaphore(0)
+
+        def work(what):
+            begun.release()
+            try:
+                while True:
+                    what()
+            except kvtier.KvtierError as error:
+                outcomes.append(error)
+
+        def load():
+            engine.ns.load(engine.pool, chain(2), [0, 1]).wait()
+
+        threads = [threading.Thread(target=work, args=(what,)) for what in (
+            cache.stats, load, lambda: engine.ns.lookup(chain(2)), cache.flush)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            begun.acquire()
+        time.sleep(0.002)
+        cache.close()
+        for thread in threads:
+            thread.join(60)
+        assert len(outcomes) == len(threads)
+        assert {error.code for error in outcomes} <= {ErrorCode.CLOSED, ErrorCode.CANCELED}, outcomes
 
 
 def test_a_library_that_is_missing_or_another_one(tmp_path):
