@@ -50,6 +50,7 @@ CONSTANTS = {
     "KVT_PLAN_CUT_NONE": 0, "KVT_PLAN_CUT_SERIAL": 1, "KVT_PLAN_CUT_OVERLAP": 2,
     "KVT_PLAN_NO_BLOCKS": 0, "KVT_PLAN_LOAD": 1, "KVT_PLAN_RECOMPUTE": 2, "KVT_PLAN_CUT": 3,
     "KVT_PLAN_PREFIX": 4, "KVT_PLAN_PROBE": 5, "KVT_PLAN_OFF": 6,
+    "KVT_SESSION_RECORD_NONE": 0, "KVT_SESSION_RECORD_WINDOW": 1, "KVT_SESSION_RECORD_FINAL": 2,
     "KVT_SESSION_IDLE": 1, "KVT_SESSION_RESTORING": 2, "KVT_SESSION_ACTIVE": 3,
 }
 
@@ -194,6 +195,11 @@ class kvt_encode_report(_Struct):
                 ("tile", C.c_uint32)]
 
 
+class kvt_session_group(_Struct):
+    _fields_ = [("group", C.c_uint16), ("reserved", C.c_uint16), ("first_page", C.c_uint32),
+                ("page_count", C.c_uint32), ("scratch_pages", C.c_uint32)]
+
+
 class kvt_session_mgr_opts(_Struct):
     _fields_ = [("struct_size", C.c_size_t), ("window_tokens", C.c_uint32),
                 ("window_level", C.c_int), ("level", C.c_int), ("sessions_max", C.c_uint32),
@@ -219,6 +225,11 @@ class kvt_session_info(_Struct):
                 ("filled", C.c_uint32), ("blocks", C.c_uint32)]
 
 
+class kvt_session_block(_Struct):
+    _fields_ = [("struct_size", C.c_size_t), ("page", C.c_uint32), ("sessions", C.c_uint32),
+                ("page_level", C.c_int), ("record", C.c_int), ("tier", C.c_int)]
+
+
 class kvt_session_stats(_Struct):
     _fields_ = [("struct_size", C.c_size_t)] + [(name, C.c_uint64) for name in (
         "sessions", "pages", "pages_free", "blocks", "in_flight", "resumed", "blocks_l0",
@@ -231,8 +242,9 @@ class kvt_session_stats(_Struct):
 STRUCTS = (kvt_part, kvt_group, kvt_layout, kvt_part_place, kvt_pool_desc, kvt_key, kvt_key_extra,
            kvt_identity, kvt_ns_limits, kvt_lookup_opts, kvt_group_chain, kvt_store_opts,
            kvt_load_opts,
-           kvt_plan_query, kvt_plan, kvt_req_report, kvt_encode_report, kvt_session_mgr_opts,
-           kvt_session_resume_opts, kvt_session_plan, kvt_session_info, kvt_session_stats)
+           kvt_plan_query, kvt_plan, kvt_req_report, kvt_encode_report, kvt_session_group,
+           kvt_session_mgr_opts, kvt_session_resume_opts, kvt_session_plan, kvt_session_info,
+           kvt_session_block, kvt_session_stats)
 
 # As they stand in the headers, on one line each. Pointers become c_void_p (which takes byref(),
 # arrays, integers and None), returned "const char *" becomes bytes.
@@ -312,15 +324,16 @@ int kvt_session_meet(struct kvt_session_mgr *, uint64_t, uint32_t, uint32_t *, u
 int kvt_session_get_plan(struct kvt_session_mgr *, uint64_t, struct kvt_session_plan *);
 int kvt_session_append(struct kvt_session_mgr *, uint64_t, const uint32_t *, size_t);
 long kvt_session_pages(struct kvt_session_mgr *, uint64_t, size_t, uint32_t *, size_t);
+long kvt_session_group_pages(struct kvt_session_mgr *, uint64_t, uint16_t, size_t, uint32_t *, size_t);
 int kvt_session_filled(struct kvt_session_mgr *, uint64_t, uint32_t);
 int kvt_session_truncate(struct kvt_session_mgr *, uint64_t, uint32_t);
 int kvt_session_idle(struct kvt_session_mgr *, uint64_t);
 int kvt_session_get_info(struct kvt_session_mgr *, uint64_t, struct kvt_session_info *);
+int kvt_session_get_group_block(struct kvt_session_mgr *, uint64_t, uint16_t, size_t, struct kvt_session_block *);
 """
 # In the version map, and left out here on purpose.
 NOT_BOUND = ("kvt_map_entries", "kvt_map_payload_bytes", "kvt_encode_map", "kvt_decode_map",
-             "kvt_map_fit", "kvt_session_get_block",
-             "kvt_session_group_pages", "kvt_session_get_group_block")
+             "kvt_map_fit", "kvt_session_get_block")
 
 _TYPES = {
     "void": None, "int": C.c_int, "long": C.c_long, "double": C.c_double, "size_t": C.c_size_t,

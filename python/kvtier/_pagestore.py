@@ -227,7 +227,8 @@ class PageStore:
         found = self.ns.lookup(self.keys(hashes))
         use = found.n
         if use and first_tokens is not None:
-            plan = self.ns.plan(found.tiers[:use], first_tokens=first_tokens)
+            plan = self.ns.plan(found.tiers[:use], first_tokens=first_tokens,
+                                roots=found.roots[:use])
             use = plan.count if plan.first == 0 else 0
         self.counts.add(asked=len(hashes), found=found.n, declined=found.n - use)
         return use

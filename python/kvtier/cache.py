@@ -68,10 +68,12 @@ class Reason(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Lookup:
-    """n leading blocks can be loaded; tiers: where each key is (Tier numbers), MISS after them."""
+    """n leading blocks can be loaded; tiers: where each key is (Tier numbers), MISS after them;
+    roots: number of the root that each one with tier DISK is on, else 0. plan() takes both."""
 
     n: int
     tiers: Sequence[int]
+    roots: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -320,11 +322,11 @@ class Namespace(_Child):
         shards: ranks that hold a part of each block; the keys name shard 0, and a block is there
         when the parts of all ranks are. 0, 1: each key as it is. probe: no prompt is about to be
         computed: not for the options trace and shadow, which prompt_tokens (0: of the keys) is."""
-        tiers = (C.c_int * len(keys))()
+        tiers, roots = (C.c_int * len(keys))(), (C.c_uint8 * len(keys))()
         opts = _c.kvt_lookup_opts(C.sizeof(_c.kvt_lookup_opts), Level.parse(min_level),
-                                  int(probe), shards, prompt_tokens)
+                                  int(probe), shards, prompt_tokens, C.addressof(roots))
         n = self._lib.kvt_lookup(self.handle, keys.address, len(keys), C.byref(opts), tiers)
-        return Lookup(_c.check(n, "lookup"), tiers)
+        return Lookup(_c.check(n, "lookup"), tiers, roots)
 
     def lookup_groups(self, chains: Mapping[int, Keys], max_tokens: int,
                       min_level: Level | str | None = None, shards: int = 0,
@@ -348,14 +350,21 @@ class Namespace(_Child):
         return n, {c.group: range(c.first, c.first + c.count) for c in made}
 
     def plan(self, tiers: Sequence[int], *, first_tokens: int = 0, prompt_tokens: int = 0,
-             gpu_busy: float = 0.0, cut: Cut = Cut.NONE, group: int = 0) -> Plan:
-        """Load or recompute? tiers: of Lookup. first_tokens: the engine has them already, before
-        the first block; prompt_tokens: of the whole prompt (0: it ends with the last block);
+             gpu_busy: float = 0.0, cut: Cut = Cut.NONE, group: int = 0,
+             roots: Sequence[int] = ()) -> Plan:
+        """Load or recompute? tiers, roots: of Lookup; without roots those on disk are taken to lie
+        as the blocks loaded lately did. first_tokens: the engine has them already, before the first
+        block; prompt_tokens: of the whole prompt (0: it ends with the last block);
         gpu_busy: 0 idle to 1 requests wait. A query that makes no sense: KvtierError INVAL."""
         if not isinstance(tiers, C.Array):
             tiers = (C.c_int * len(tiers))(*tiers)
+        if len(roots) not in (0, len(tiers)):
+            raise ValueError(f"{len(roots)} roots for {len(tiers)} tiers")
+        if not isinstance(roots, C.Array):
+            roots = (C.c_uint8 * len(roots))(*roots)
         query = _c.kvt_plan_query(C.sizeof(_c.kvt_plan_query), C.addressof(tiers), len(tiers),
-                                  first_tokens, prompt_tokens, gpu_busy, group, cut, 0)
+                                  first_tokens, prompt_tokens, gpu_busy, group, cut, 0,
+                                  C.addressof(roots) if len(roots) else None)
         out = _c.kvt_plan(C.sizeof(_c.kvt_plan))
         _c.check(self._lib.kvt_plan(self.handle, C.byref(query), C.byref(out)), "plan")
         return Plan(out.first, out.count, Reason(out.reason), bool(out.unsure), out.ttft_s,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes as C
 import enum
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from . import _c
 from .cache import Namespace
-from .layout import Level
+from .layout import Level, Tier
 from .pool import Pool, _Child, deadline_ns, timeout_ns
 
 
@@ -51,18 +51,47 @@ class Info:
     blocks: int
 
 
+class Record(enum.IntEnum):
+    """What the manager believes of a block's record; the store may have evicted it."""
+
+    NONE = 0
+    WINDOW = 1  # at the window's level
+    FINAL = 2   # as coarse as it gets
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where a block is. page: in L0, or None; page_level: of its bytes, RAW exact, else where they
+    came from; sessions: that hold it; tier: of the record."""
+
+    page: int | None
+    page_level: Level
+    sessions: int
+    record: Record
+    tier: Tier
+
+
+_NUMBERS = ("window_tokens", "sessions_max", "tokens_max", "blocks_max", "first_page", "page_count",
+            "scratch_pages", "shard")
+_GROUP_NUMBERS = ("first_page", "page_count", "scratch_pages")
+
+
 class SessionManager(_Child):
     """Owns pages [first_page, first_page + page_count) of a pool. Options of 0 are defaults:
-    kvt_session_mgr_opts has them. Namespace and pool must outlive it."""
+    kvt_session_mgr_opts has them. groups: pages of single groups of the layout, {1: {"first_page": 0,
+    "page_count": 64}}; the others have those above. Namespace and pool must outlive it."""
 
     def __init__(self, ns: Namespace, pool: Pool, *, level: Level | str | None = None,
-                 window_level: Level | str | None = None, **numbers: int) -> None:
+                 window_level: Level | str | None = None,
+                 groups: Mapping[int, Mapping[str, int]] | None = None, **numbers: int) -> None:
         opts = _c.kvt_session_mgr_opts(C.sizeof(_c.kvt_session_mgr_opts))
         opts.level, opts.window_level = Level.parse(level), Level.parse(window_level)
-        for name, value in numbers.items():
-            if name not in {field for field, _ in _c.kvt_session_mgr_opts._fields_}:
-                raise TypeError(f"SessionManager has no option {name!r}")
-            setattr(opts, name, value)
+        _set_numbers(opts, "SessionManager", _NUMBERS, numbers)
+        of_groups = (_c.kvt_session_group * len(groups or {}))()
+        for made, (number, pages) in zip(of_groups, (groups or {}).items()):
+            made.group = number
+            _set_numbers(made, f"SessionManager: group {number}", _GROUP_NUMBERS, pages)
+        opts.groups, opts.group_count = C.addressof(of_groups), len(of_groups)
         out = C.c_void_p()
         _c.check(ns._lib.kvt_session_mgr_open(ns.handle, pool.handle, C.byref(opts),
                                               C.byref(out)), "session manager")
@@ -138,11 +167,28 @@ class Session:
             self._manager.handle, self.id, ids.buffer_info()[0], len(ids)))
 
     def pages(self, first: int, count: int) -> list[int]:
-        """Page numbers of blocks [first, first + count), as many as there are."""
+        """Page numbers of blocks [first, first + count), as many as there are; of the layout's
+        first group."""
         room = (C.c_uint32 * count)()
         n = self._call("pages", self._lib.kvt_session_pages(self._manager.handle, self.id, first,
                                                             room, count))
         return list(room[:n])
+
+    def group_pages(self, group: int, first: int, count: int) -> list[int | None]:
+        """The same for a group of the layout. None: the session needs no page there, as of a window
+        before its last tokens."""
+        room = (C.c_uint32 * count)()
+        n = self._call("pages", self._lib.kvt_session_group_pages(
+            self._manager.handle, self.id, group, first, room, count))
+        return [None if page == _c.NO_PAGE else page for page in room[:n]]
+
+    def block(self, index: int, group: int = 0) -> Block:
+        """Where a full block of a group is. One round trip."""
+        out = _c.kvt_session_block(C.sizeof(_c.kvt_session_block))
+        self._call("block", self._lib.kvt_session_get_group_block(
+            self._manager.handle, self.id, group, index, C.byref(out)))
+        return Block(None if out.page == _c.NO_PAGE else out.page, Level(out.page_level),
+                     out.sessions, Record(out.record), Tier(out.tier))
 
     def filled(self, tokens: int) -> None:
         """Say that the pages hold the KV of the first `tokens` tokens."""
@@ -167,6 +213,13 @@ class Session:
     def close(self) -> None:
         """Close it in any state; its blocks stay for others until they are evicted."""
         self._call("close", self._lib.kvt_session_close(self._manager.handle, self.id))
+
+
+def _set_numbers(made: Any, what: str, known: Sequence[str], numbers: Mapping[str, int]) -> None:
+    for name, value in numbers.items():
+        if name not in known:
+            raise TypeError(f"{what} has no option {name!r}: {', '.join(known)}")
+        setattr(made, name, value)
 
 
 def _plan(out: Any) -> ResumePlan:

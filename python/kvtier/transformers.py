@@ -215,7 +215,8 @@ class Prefixes:
         try:
             if len(keys):
                 found = self.ns.lookup(keys, self.min_level, prompt_tokens=len(tokens))
-                plan = self.ns.plan(found.tiers, prompt_tokens=len(tokens)) if found.n else None
+                plan = self.ns.plan(found.tiers, prompt_tokens=len(tokens), roots=found.roots) \
+                    if found.n else None
                 why = plan.reason.name.lower() if plan else "miss"
                 if plan and plan.count:
                     count = self._load(past, keys[:plan.count], plan)

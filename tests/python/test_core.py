@@ -663,6 +663,77 @@ def test_sessions(cache, engine):
     manager.close()
 
 
+def test_sessions_of_several_groups(cache, engine):
+    """A layer of full attention and one of a window, whose pages are a range of their own: pages
+    before the window are given up, and a block says where it is."""
+    from kvtier.session import Record, SessionManager
+    full, window = 0, 1
+    layout = kvtier.Layout(TOKENS, tuple(
+        kvtier.Part(kind, kvtier.Dtype.F32, HEADS, DIM, group, group)
+        for group in (full, window) for kind in (Kind.K, Kind.V)),
+        (kvtier.Group(window, kvtier.GroupKind.WINDOW, TOKENS, TOKENS),))
+    ns = cache.namespace(kvtier.Identity("test", model="groups"), layout)
+    pool = cache.pool(layout, [view.place for view in engine.views], PAGES, owner=engine.parts)
+    for bad, words in (({"pages": 8}, "group 1 has no option 'pages'"),
+                       ({"shard": 8}, "group 1 has no option 'shard'")):
+        with pytest.raises(TypeError, match=words):
+            SessionManager(ns, pool, groups={window: bad})
+    with pytest.raises(kvtier.KvtierError) as caught:
+        SessionManager(ns, pool, page_count=12, groups={7: {"page_count": 12}})
+    assert caught.value.code == ErrorCode.INVAL
+    with SessionManager(ns, pool, page_count=12, level="kv8",
+                        groups={window: {"first_page": 12, "page_count": 12}}) as manager:
+        session, count = manager.open(), 6
+        session.resume(list(range(count * TOKENS)))
+        pages, of_window = session.group_pages(full, 0, 9), session.group_pages(window, 0, 9)
+        assert pages == session.pages(0, 9) and len(pages) == len(of_window) == count
+        assert set(pages) <= set(range(12)) and set(of_window) <= set(range(12, 24))
+        for page in (*pages, *of_window):
+            engine.fill(page)
+        session.filled(count * TOKENS)
+        left = session.group_pages(window, 0, count)
+        assert left[:2] == [None, None] and left[-1] == of_window[-1]
+        first = session.block(0)
+        assert (first.page, first.page_level, first.sessions) == (pages[0], kvtier.Level.RAW, 1)
+        assert first.record == Record.NONE
+        session.idle()
+        while manager.work(0.05):
+            pass
+        last = session.block(count - 1, window)
+        assert last.record != Record.NONE and last.tier == kvtier.Tier.DRAM
+        for call in (lambda: session.block(count), lambda: session.block(0, 7),
+                     lambda: session.group_pages(7, 0, 1)):
+            with pytest.raises(kvtier.KvtierError):
+                call()
+
+
+def test_a_lookup_says_which_root_a_block_is_on(tmp_path, options):
+    """Blocks of two drives, found after a restart: every one is on disk, on a root that there is,
+    and both are used; plans take the roots as they come."""
+    store = {**options, "disk": [f"{tmp_path}/{name}:64MiB" for name in "ab"], "write": "through"}
+    keys = Keys.chain(list(range(PAGES * TOKENS)), TOKENS)
+    with kvtier.Cache(store) as cache:
+        engine = Engine(cache)
+        for page in range(PAGES):
+            engine.fill(page)
+        for page in range(PAGES):  # a batch is on one root
+            parent = keys[page - 1:page] if page else None
+            assert engine.store(keys[page:page + 1], [page], parent=parent,
+                                first_pos=page * TOKENS) == [0]
+            cache.flush()
+        held = engine.ns.lookup(keys)
+        assert set(held.tiers) == {kvtier.Tier.DRAM} and set(held.roots) == {0}
+    with kvtier.Cache(store) as cache:
+        engine = Engine(cache)
+        found = engine.ns.lookup(keys)
+        assert found.n == PAGES and set(found.tiers) == {kvtier.Tier.DISK}
+        assert set(found.roots) == {0, 1}
+        for roots in (found.roots, list(found.roots), ()):
+            assert engine.ns.plan(found.tiers, roots=roots).reason != kvtier.Reason.NO_BLOCKS
+        with pytest.raises(ValueError, match="1 roots for"):
+            engine.ns.plan(found.tiers, roots=found.roots[:1])
+
+
 def test_options_are_listed():
     from kvtier.cache import each_option
     listed = {key: default for key, default, _ in each_option()}
