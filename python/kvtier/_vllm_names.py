@@ -1,5 +1,5 @@
-"""What vLLM's tiering manager calls things, in the version that is installed: the one place that
-knows its releases apart (0.25 and later).
+"""What vLLM, above all its tiering manager, calls things in the version that is installed: the one
+place that knows its releases apart (0.25 and later).
 
     older                                newer
     JobMetadata.block_ids                TransferJob.chunk_ids
@@ -41,11 +41,21 @@ def modules() -> tuple[ModuleType, ModuleType]:
             f"({error})", ErrorCode.UNSUPPORTED) from error
 
 
+def register(name: str, module: str) -> None:
+    """Tell vLLM a connector's class by its name: below MultiConnector its counters are read by it,
+    wherever the configuration says that the class is."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    try:
+        KVConnectorFactory.register_connector(name, module, name)
+    except ValueError:  # it is known already
+        pass
+
+
 class Names:
     """The adapter of names. tiering, base: the two modules, or what stands for them in a test."""
 
     def __init__(self, tiering: Any, base: Any) -> None:
-        self._tiering = tiering
+        self._tiering, self._base = tiering, base
         answer = str(inspect.signature(tiering.SecondaryTierManager.lookup).return_annotation)
         results = getattr(base, "LookupResult", None)
         if results is not None and "LookupResult" in answer:
@@ -76,6 +86,13 @@ class Names:
         return self._tiering.JobResult(
             job_id=job_id, success=all(good),
             **{name: value for name, value in more.items() if name in self._fields})
+
+    def event(self, keys: Sequence[bytes], locality: Any) -> Any:
+        """An OffloadingEvent: keys are stored."""
+        made = self._base.OffloadingEvent
+        more = {"locality": locality} if "locality" in {
+            field.name for field in dataclasses.fields(made)} else {}
+        return made(keys=list(keys), medium=self.medium, removed=False, **more)
 
     def metrics(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """Definitions of counters, {} where the version has none."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import logging
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -39,10 +40,12 @@ _names = _vllm_names.Names(_tiering, _base)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import (  # noqa: E402
     OffloadingConnector)
 
+_vllm_names.register("KvtierOffloadingConnector", "kvtier.vllm_tier")
 _log = logging.getLogger("vllm.kvtier")
 WHERE = "kvtier.vllm_tier"
-OWN = ("weights_digest", "salt", "geometry", "pages", "locality")
-_CHAIN_MAX = 1 << 16  # keys of one look-up
+OWN = ("weights_digest", "salt", "geometry", "pages", "locality", "enable_kv_events")
+_CHAIN_MAX = 1 << 16     # keys of one look-up
+_ADAPTED_MAX = 1 << 16   # requests whose adapters are remembered
 # Orders of axes by the names of vLLM's layouts (K and V side by side in each row). A page of the
 # CPU cache holds layer after layer where layers are outermost, else whole blocks.
 _ORDERS = {"LBNHC": "wlbthcd", "LBHNC": "wlbhtcd", "BLNHC": "wblthcd", "BLHNC": "wblhtcd",
@@ -52,6 +55,31 @@ _ORDERS = {"LBNHC": "wlbthcd", "LBHNC": "wlbhtcd", "BLNHC": "wblthcd", "BLHNC": 
 # a worker that lives in this process.
 _engines: dict[str, tuple[Any, Any]] = {}
 _tensors: dict[str, dict[str, Any]] = {}
+_adapted: dict[str, "Adapted"] = {}
+
+
+class Adapted:
+    """LoRA adapters of an engine's requests, which vLLM's keys know by name only: digests of their
+    weights, by the requests' ids. What a name stands for today must not be found tomorrow."""
+
+    def __init__(self) -> None:
+        from .vllm.identity import Adapters
+        self._digests = Adapters()
+        self._of: OrderedDict[str, bytes | None] = OrderedDict()
+
+    def note(self, request: Any) -> None:
+        """A request that is about to be looked up."""
+        self._of[request.request_id] = self._digests.digest(getattr(request, "lora_request", None))
+        while len(self._of) > _ADAPTED_MAX:
+            self._of.popitem(last=False)
+
+    def of(self, request_id: str) -> bytes | None:
+        """32 bytes; b"" without an adapter; None: not known, so nothing is stored or loaded."""
+        return self._of.get(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended."""
+        self._of.pop(request_id, None)
 
 
 class KvtierOffloadingConnector(OffloadingConnector):
@@ -60,7 +88,14 @@ class KvtierOffloadingConnector(OffloadingConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         self._kvtier_id = str(vllm_config.kv_transfer_config.engine_id)
         _engines[self._kvtier_id] = (vllm_config, kv_cache_config)
+        if getattr(vllm_config, "lora_config", None) is not None:
+            _adapted.setdefault(self._kvtier_id, Adapted())
         super().__init__(vllm_config, role, kv_cache_config)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        if self._kvtier_id in _adapted:
+            _adapted[self._kvtier_id].note(request)
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         _tensors[self._kvtier_id] = kv_caches
@@ -70,6 +105,7 @@ class KvtierOffloadingConnector(OffloadingConnector):
         super().shutdown()
         _tensors.pop(self._kvtier_id, None)
         _engines.pop(self._kvtier_id, None)
+        _adapted.pop(self._kvtier_id, None)
 
 
 # ---- what a page of the CPU cache holds ----
@@ -167,15 +203,16 @@ def page_shape(where: _vllm_names.Deployment, row_bytes: int, own: Mapping[str, 
 # ---- whose pages they are ----
 
 def identity_for(where: _vllm_names.Deployment, own: Mapping[str, Any], text: str) -> Identity:
-    """The identity. ConfigError: weights that cannot be told from others; UnsupportedError: LoRA,
-    which vLLM's keys know by name only."""
+    """The identity. ConfigError: weights that cannot be told from others; UnsupportedError: LoRA
+    without KvtierOffloadingConnector, which knows more of adapters than their names."""
     from .vllm import identity
     salt, digest = str(own.get("salt", "")).encode(), str(own.get("weights_digest", ""))
     if where.vllm_config is not None:
-        if getattr(where.vllm_config, "lora_config", None) is not None:
+        if getattr(where.vllm_config, "lora_config", None) is not None and \
+                where.engine_id not in _adapted:
             raise UnsupportedError(
                 f"{WHERE}: vLLM's offload keys tell LoRA adapters apart by name, not by their "
-                "weights; kvtier.vllm.KvtierConnector stores them, by a digest",
+                "weights; under KvtierOffloadingConnector they are told apart by a digest",
                 ErrorCode.UNSUPPORTED)
         try:
             digest = identity.weights_digest(where.vllm_config, digest)
@@ -204,6 +241,19 @@ def _address(view: memoryview) -> int:
 
 
 # ---- the tier ----
+
+class _Refused:
+    """In place of a Job: nothing is moved."""
+
+    def __init__(self, load: bool, count: int) -> None:
+        self.load, self.good, self.bytes, self.seconds = load, [False] * count, 0, 0.0
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self) -> list[bool]:
+        return self.good
+
 
 class _Asked:
     """What a request has been told of its keys, and their order."""
@@ -256,10 +306,12 @@ class KvtierTier(_tiering.SecondaryTierManager):
         rows, row_bytes = primary_kv_view.shape
         shape, why = page_shape(where, row_bytes, own)
         identity = identity_for(where, own, f"{shape.text}-groups{where.groups}")
+        self._adapted = _adapted.get(where.engine_id)
+        self._events = self._wanted_events(offloading_spec, own, tier_type)
         self.counts = Counts()
         self._groups, self._page_tokens = where.groups, where.tokens_per_block * where.blocks
         self._weigh = shape.layout.block_tokens == self._page_tokens
-        self._jobs: dict[int, tuple[Any, Job]] = {}
+        self._jobs: dict[int, tuple[Any, Job | _Refused]] = {}
         self._requests: dict[str, _Asked] = {}
         self._cache = open_cache(WHERE, library)
         try:
@@ -273,11 +325,32 @@ class KvtierTier(_tiering.SecondaryTierManager):
                   self._pages.ns.record_bytes(), why and f"as they are: {why}" or "coded",
                   self._pages.ns.id.hex())
 
-    def _hash(self, key: bytes) -> bytes:
+    @staticmethod
+    def _wanted_events(spec: Any, own: Mapping[str, Any], tier_type: str) -> list[Any] | None:
+        """A list for events, None: nobody wants them."""
+        wanted = own.get("enable_kv_events", False)
+        if not isinstance(wanted, bool):
+            raise ConfigError(f"{WHERE}: enable_kv_events={wanted!r} is neither true nor false")
+        config = getattr(spec, "kv_events_config", None)
+        if wanted and not getattr(config, "enable_kv_cache_events", False):
+            _log.warning("kvtier: tier %s has enable_kv_events, and the engine publishes no events: "
+                         "--kv-events-config '{\"enable_kv_cache_events\": true}'", tier_type)
+            return None
+        if wanted and _names.medium is None:
+            _log.warning("kvtier: tiers of this version of vLLM publish no events")
+            return None
+        return [] if wanted else None
+
+    def _hash(self, key: bytes, adapter: bytes = b"") -> bytes:
         """A key of vLLM is a block hash and the number of a group."""
-        if self._groups == 1 and len(key) <= 36:
+        if self._groups == 1 and len(key) <= 36 and not adapter:
             return bytes(key[:-4])
-        return hashlib.sha256(key).digest()
+        return hashlib.sha256(bytes(key) + adapter).digest()
+
+    def _hashes(self, keys: Iterable[bytes], context: Any) -> list[bytes] | None:
+        """Of a request's keys; None: its adapter is not known."""
+        adapter = self._adapted.of(context.req_id) if self._adapted is not None else b""
+        return None if adapter is None else [self._hash(key, adapter) for key in keys]
 
     # ---- look-ups ----
 
@@ -294,7 +367,8 @@ class KvtierTier(_tiering.SecondaryTierManager):
             end = (getattr(context, "_offload_key_positions", None) or {}).get(key)
             before = end - self._page_tokens if end is not None and end >= self._page_tokens else 0
         try:
-            count = self._pages.find([self._hash(one) for one in chain], before)
+            hashes = self._hashes(chain, context)
+            count = self._pages.find(hashes, before) if hashes is not None else 0
         except KvtierError as error:
             _log.warning("kvtier: a look-up failed, its pages are computed: %s", error)
             count = 0
@@ -307,6 +381,8 @@ class KvtierTier(_tiering.SecondaryTierManager):
 
     def on_request_finished(self, req_context: Any) -> None:
         self._requests.pop(req_context.req_id, None)
+        if self._adapted is not None:
+            self._adapted.forget(req_context.req_id)
 
     get_request_offloading_context = on_new_request
     request_finished = on_request_finished
@@ -314,14 +390,23 @@ class KvtierTier(_tiering.SecondaryTierManager):
     # ---- transfers ----
 
     def submit_store(self, job_metadata: Any) -> None:
-        keys = list(job_metadata.keys)
-        position = self._position(keys[0], job_metadata.req_context) if keys else 1
-        self._jobs[job_metadata.job_id] = (job_metadata, self._pages.store(
-            [self._hash(key) for key in keys], _names.pages(job_metadata), position))
+        keys, context = list(job_metadata.keys), job_metadata.req_context
+        hashes = self._hashes(keys, context)
+        position = self._position(keys[0], context) if keys else 1
+        if hashes is None:
+            self.counts.add(dropped=len(keys))
+        self._jobs[job_metadata.job_id] = (
+            job_metadata, _Refused(False, len(keys)) if hashes is None else
+            self._pages.store(hashes, _names.pages(job_metadata), position))
 
     def submit_load(self, job_metadata: Any) -> None:
-        self._jobs[job_metadata.job_id] = (job_metadata, self._pages.load(
-            [self._hash(key) for key in job_metadata.keys], _names.pages(job_metadata)))
+        keys = list(job_metadata.keys)
+        hashes = self._hashes(keys, job_metadata.req_context)
+        if hashes is None:
+            self.counts.add(failed=len(keys))
+        self._jobs[job_metadata.job_id] = (
+            job_metadata, _Refused(True, len(keys)) if hashes is None else
+            self._pages.load(hashes, _names.pages(job_metadata)))
 
     def _position(self, key: bytes, context: Any) -> int:
         """Of a page in its sequence, counted in pages of the layout; 1 where it is not known."""
@@ -339,8 +424,17 @@ class KvtierTier(_tiering.SecondaryTierManager):
 
     get_finished = get_finished_jobs
 
-    def _result(self, job_id: int, job: Any, work: Job) -> Any:
+    def take_events(self) -> Iterable[Any]:
+        """What was stored since the last call: keys are in the store now, and leave it unannounced."""
+        if self._events is not None:
+            yield from self._events
+            self._events.clear()
+
+    def _result(self, job_id: int, job: Any, work: Job | _Refused) -> Any:
         keys = list(job.keys)
+        if self._events is not None and not work.load and any(work.good):
+            self._events.append(_names.event(
+                [key for key, fine in zip(keys, work.good) if fine], self.locality))
         asked = self._requests.get(job.req_context.req_id)
         if work.load and asked is not None:  # what could not be loaded is not asked for again
             asked.verdicts.update({k: False for k, fine in zip(keys, work.good) if not fine})

@@ -6,6 +6,7 @@ KVT_REQUIRE=name,name: engines whose tests may not be skipped here (CI); without
 engine is absent says so and is skipped.
 """
 import importlib
+import logging
 import os
 import random
 import struct
@@ -75,6 +76,15 @@ def cache(options):
 @pytest.fixture
 def engine(cache):
     return Engine(cache)
+
+
+@pytest.fixture
+def vllm_log(caplog):
+    """What the adapters for vLLM log: its logger hands nothing up to where caplog listens."""
+    logger = logging.getLogger("vllm.kvtier")
+    logger.addHandler(caplog.handler)
+    yield caplog
+    logger.removeHandler(caplog.handler)
 
 
 def absent(name, why):

@@ -207,6 +207,43 @@ def test_a_pipeline_has_what_every_stage_has():
             stages_of(bad, 2)
 
 
+def test_a_prompt_waits_until_every_stage_has_told_what_it_holds(vllm_log, monkeypatch):
+    """Asked before the first step has come back, or never told: the prompt is asked about again, or
+    computed; stages that cannot be asked together find nothing, and fail no step."""
+    import dataclasses
+    from kvtier.vllm import scheduler as module
+    from kvtier.vllm.pages import model_of
+    from kvtier.vllm.stats import Counts
+    from kvtier.vllm.store import Store
+    model = model_of(groups(Spec("FullAttentionSpec", block_size=TOKENS)))
+    nothing = types.SimpleNamespace(
+        total_num_scheduled_tokens=0, scheduled_new_reqs=[], num_scheduled_tokens={},
+        scheduled_cached_reqs=types.SimpleNamespace(req_ids=[]))
+    asked = types.SimpleNamespace(request_id="a", block_hashes=[bytes(32)] * 8, lora_request=None,
+                                  num_tokens=8 * TOKENS + 1)
+
+    def of_two(cache):
+        store = Store(cache, kvtier.Identity("test", model="m", pp_size=2), ())
+        return store, module.Scheduler(model, TOKENS, 1, store, Counts(), False, stages=2)
+
+    with kvtier.Cache(dram="16MiB", env=False) as cache:
+        store, scheduler = of_two(cache)
+        assert scheduler.matched(asked, 0) is None and scheduler.step(nothing).ask
+        scheduler.told_stages({(1, 0): model})
+        assert scheduler.matched(asked, 0) is None and not store.stages
+        scheduler.told_stages({(0, 0): model})
+        assert scheduler.matched(asked, 0) == 0 and not scheduler.step(nothing).ask
+        assert len({stage.id for stage in store.stages}) == 2
+        scheduler.told_stages({(0, 0): model, (1, 0): model})  # a step that was on its way
+        store, scheduler = of_two(cache)
+        scheduler.told_stages({(0, 0): model, (1, 0): dataclasses.replace(model, groups=())})
+        assert scheduler.matched(asked, 0) == 0 and not store.stages
+        assert "nothing will be found" in vllm_log.text and "group their layers" in vllm_log.text
+        _, scheduler = of_two(cache)
+        monkeypatch.setattr(module, "_STAGES_SECONDS", 0.0)
+        assert scheduler.matched(asked, 0) == 0
+
+
 def test_a_store_that_dies_or_is_full_costs_hits_only(tiny, tmp_path):
     """Its files vanish in mid-run; then no file may grow beyond 1 MiB."""
     asked = prompts(6, 3)

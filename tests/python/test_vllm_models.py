@@ -1,13 +1,13 @@
 """Goal: models and requests of every kind that is taken are found again exactly: sliding windows
-beside full attention, MLA, adapters, cache_salt; loads layer by layer; KV events; and what a damaged
+beside full attention, MLA, adapters, images, cache_salt; loads layer by layer; KV events; and what a damaged
 store made an engine compute is never stored. Method: the real vLLM on the CPU with tiny models in
 float32, level raw, all engines one after the other in one process (vllm_rig.run_jobs), each with a
 store that is closed before the next: what the next one finds is on disk. A hit is compared with one
 of vLLM's own prefix cache, to the last bit."""
 import pytest
 from conftest import need
-from vllm_rig import (ROUNDING, disk, flip_command, job, run_jobs, same, save_adapter, save_model,
-                      tokens)
+from vllm_rig import (IMAGE, ROUNDING, disk, flip_command, job, run_jobs, same, save_adapter,
+                      save_image_model, save_model, tokens)
 
 need("vllm", "vllm")
 LONG, SHORT = tokens(400, 11), tokens(200, 14)
@@ -43,6 +43,16 @@ def request_jobs(where, tiny):
             job(tiny, [[LORA]], store, lora={"a": two})]
 
 
+def image_jobs(where):
+    """One text about two images; a third one after the restart. The image stands first."""
+    model, store = save_image_model(where / "model"), disk(where / "store")
+    one, two, three = ({"tokens": [IMAGE, *SHORT[:130]], "image": seed} for seed in (1, 2, 3))
+    engine = {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": 1}}
+    return [job(model, [[one], [two]], engine=engine),
+            job(model, [[one], [one], [two]], store, engine=engine),
+            job(model, [[one], [two], [three]], store, engine=engine)]
+
+
 def waiting_jobs(where, tiny, load):
     """One of the first blocks is damaged: the store would take what was computed behind it, as the
     blocks before that are there (where all are gone it is refused as an orphan)."""
@@ -60,7 +70,7 @@ def ran(tmp_path_factory):
     def folder(name):
         return tmp_path_factory.mktemp(name)
     jobs = {"windows": windows_jobs(folder("windows")), "mla": mla_jobs(folder("mla")),
-            "requests": request_jobs(folder("requests"), tiny),
+            "requests": request_jobs(folder("requests"), tiny), "images": image_jobs(folder("images")),
             "plain": [job(tiny, [[LONGER]])],
             **{load: waiting_jobs(folder(load), tiny, load) for load in ("layers", "sync")}}
     answers = iter(run_jobs(*(one for part in jobs.values() for one in part)))
@@ -114,6 +124,20 @@ def test_adapters_salts_and_events(ran):
     mine = [event for event in told if event["lora"] == "a"]
     assert mine[0]["parent"] is None and mine[0]["block"] == 32
     assert [t for event in mine for t in event["tokens"]][:192] == SHORT[:192]
+
+
+def test_the_same_text_about_another_image_shares_no_block(ran):
+    """149 tokens, the image's 19 first: found again after a restart by the same image alone."""
+    plain, first, again = good(ran["images"])
+    cold, native, other = (batch[0] for batch in first["batches"])
+    assert [b["cached"] for b in (cold, native, other)] == [0, 128, 0]
+    assert cold["tokens"] != other["tokens"]  # the image decides what is said
+    same([cold, other], [batch[0] for batch in plain["batches"]], ROUNDING)
+    hit, other_hit, third = (batch[0] for batch in again["batches"])
+    assert [b["cached"] for b in (hit, other_hit, third)] == [128, 128, 0]
+    same([hit], [native])
+    same([other_hit], [other], ROUNDING)
+    assert again["metrics"]["loaded_disk_blocks"] == 8
 
 
 @pytest.mark.parametrize("load", ["layers", "sync"])

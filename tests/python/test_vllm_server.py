@@ -16,7 +16,8 @@ import time
 import pytest
 from conftest import need
 from vllm_child import transfer_config
-from vllm_rig import ENGINE, ENVIRONMENT, RANKS, job, run_jobs, same, save_model, tokens
+from vllm_rig import (ENGINE, ENVIRONMENT, RANKS, ROUNDING, damage_stage, job, run_jobs, same,
+                      save_model, tokens)
 
 need("vllm", "vllm")
 from kvtier import _c  # noqa: E402
@@ -30,7 +31,8 @@ class Daemon:
     def __init__(self, folder):
         self.socket = folder / "kvtier.sock"
         self.process = subprocess.Popen(
-            [KVTIERD, "--socket", self.socket, "--dram", "64MiB", "--disk", f"{folder}/kv:1GiB"],
+            [KVTIERD, "--socket", self.socket, "--dram", "64MiB", "--disk", f"{folder}/kv:1GiB",
+             "--scrub", "off"],
             stderr=subprocess.PIPE, text=True)
         for _ in range(1000):
             if self.socket.exists() or self.process.poll() is not None:
@@ -141,21 +143,56 @@ def test_tensor_parallel_over_http_after_a_restart(tmp_path):
     assert metrics["vllm:external_prefix_cache_hits_total"] == 192
 
 
-def test_the_stages_of_a_pipeline_find_a_prompt_again(tmp_path):
-    """Stages of one and of three layers, each with a store of its own layers. When the engine's own
-    cache has been emptied, the answer is that of a hit in it, bit for bit."""
-    daemon, asked = Daemon(tmp_path), tokens(200, 23)
-    store = {"store": f"unix:{daemon.socket}", "level": "raw", "plan": "off", "env": "no"}
-    try:
-        ran, = run_jobs(job(
-            save_model(tmp_path / "model"), [[asked], [asked], [asked], [tokens(200, 24)]], store,
-            engine={"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}, forget=[2]),
-            VLLM_PP_LAYER_PARTITION="1,3", **RANKS)
-    finally:
-        daemon.close()
-    assert "error" not in ran, ran["error"]
+PIPELINE = {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    """Stages of one and of three layers, each with a store of its own layers: a prompt, again, again
+    when the engine's own cache has been emptied, and another one. Then kvtierd is started anew, one
+    record of the second stage is damaged, and an engine whose connector is beside another tenant's,
+    below MultiConnector, is asked the first one twice."""
+    where = tmp_path_factory.mktemp("pipeline")
+    model, asked = save_model(where / "model"), tokens(200, 23)
+
+    def run(prompts, forget, *salts):
+        daemon = Daemon(where)
+        store = {"store": f"unix:{daemon.socket}", "level": "raw", "plan": "off", "env": "no"}
+        beside = [{**store, "salt": salt} for salt in salts]
+        try:
+            answer, = run_jobs(job(model, prompts, [store, *beside] if beside else store,
+                                   engine=PIPELINE, forget=forget),
+                               VLLM_PP_LAYER_PARTITION="1,3", **RANKS)
+        finally:
+            daemon.close()
+        assert "error" not in answer, answer["error"]
+        return answer
+
+    first = run([[asked], [asked], [asked], [tokens(200, 24)]], [2])
+    damaged = damage_stage(where / "kv", 3 * ENGINE["block_size"])
+    return first, damaged, run([[asked], [asked]], [1], "another")
+
+
+def test_the_stages_of_a_pipeline_find_a_prompt_again(pipeline):
+    """When the engine's own cache has been emptied, the answer is that of a hit in it, bit for
+    bit."""
+    ran, _, _ = pipeline
     cold, native, again, other = (batch[0] for batch in ran["batches"])
     assert [b["cached"] for b in (cold, native, again, other)] == [0, 192, 192, 0]
     same([again], [native])
     assert ran["metrics"]["loaded_blocks"] == 12  # each stage counts its own
     assert ran["metrics"]["failed_blocks"] == 0
+
+
+def test_a_load_that_fails_in_one_stage_is_computed_in_all(pipeline):
+    """The first stage has loaded all of its blocks, the second one lacks the fourth: what is behind
+    it is computed by both, and is whole in the store afterwards. The connector is not alone."""
+    first, damaged, ran = pipeline
+    cold, native = (batch[0] for batch in first["batches"][:2])
+    poisoned, again = (batch[0] for batch in ran["batches"])
+    assert damaged == 2  # the prompt's, and the other prompt's
+    assert ran["metrics"]["failed_blocks"] == 1
+    assert ran["metrics"]["loaded_blocks"] == 11 + 12
+    same([poisoned], [cold], ROUNDING)
+    assert again["cached"] == 192
+    same([again], [native], ROUNDING)

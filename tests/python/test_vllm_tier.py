@@ -46,12 +46,12 @@ def weights(tmp_path):
     return where
 
 
-def make_spec(model, tiers, pages=32, groups=1, blocks=1, workers=1):
+def make_spec(model, tiers, pages=32, groups=1, blocks=1, workers=1, events=False):
     """The real spec of an engine with so many pages in its CPU cache."""
     layers = tuple(f"model.layers.{i}.self_attn.attn" for i in range(LAYERS))
     return TieringOffloadingSpec(config.OffloadingConfig(
         groups=tuple(config.OffloadingGroupConfig(TOKENS, layers, g) for g in range(groups)),
-        worker_kv_bytes_per_block=PAGE, enable_kv_cache_events=False, engine_id=uuid.uuid4().hex,
+        worker_kv_bytes_per_block=PAGE, enable_kv_cache_events=events, engine_id=uuid.uuid4().hex,
         extra_config={"cpu_bytes_to_use": pages * blocks * workers * PAGE,
                       "secondary_tiers": tiers},
         model=config.OffloadingModelConfig(str(model), "bfloat16"),
@@ -72,6 +72,7 @@ class Engine:
         self.manager = self.spec.get_manager()
         self.view = self.manager.primary_tier.get_kv_memoryview()
         self.tiers = self.manager.secondary_tiers
+        self.noted = None  # what the connector does with each request of an engine with LoRA
 
     def step(self):
         self.manager.on_schedule_end(base.ScheduleEndContext((), ()))
@@ -84,6 +85,9 @@ class Engine:
 
     def request(self, keys, name=None):
         context = base.ReqContext(name or uuid.uuid4().hex)
+        if self.noted is not None:
+            self.tiers[0]._adapted.note(types.SimpleNamespace(
+                request_id=context.req_id, lora_request=self.noted))
         for number, key in enumerate(keys, 1):
             context.set_offload_key_position(key, number * TOKENS)
         self.manager.on_new_request(context)
@@ -322,6 +326,7 @@ def test_counters_reach_vllm(weights, tmp_path):
     ({"dramm": "1GiB"}, "'dramm'; did you mean 'dram'"),
     ({"weight_digest": "x"}, "did you mean 'weights_digest'"),
     ({"pages": "coded"}, "neither auto nor opaque"),
+    ({"enable_kv_events": "yes"}, "neither true nor false"),
     ({"level": "kv3"}, "kvtier.vllm_tier"),
     ({"geometry": {**GEOMETRY, "layers": 5}}, "the geometry makes 163840 bytes"),
     ({"geometry": {**GEOMETRY, "kv_head": 5}}, "did you mean 'kv_heads'")])
@@ -342,7 +347,7 @@ def test_weights_that_cannot_be_told_apart_are_refused(tmp_path):
     engine.close()
 
 
-def test_lora_is_refused():
+def test_lora_is_refused_where_adapters_are_known_by_name_only():
     where = dataclasses.replace(
         _vllm_names.Deployment("m", "bfloat16", 32, 1, 1, 3, 1, "id", False, "", 1),
         vllm_config=types.SimpleNamespace(lora_config=object()))
@@ -350,7 +355,67 @@ def test_lora_is_refused():
         tier_module.identity_for(where, {}, "x")
 
 
-# ---- older releases ----
+class Adapter:
+    """A LoRARequest as far as it is looked at."""
+
+    load_inplace = False
+
+    def __init__(self, name, where, content):
+        self.lora_name, self.lora_path = name, str(where)
+        where.mkdir(exist_ok=True)
+        (where / "adapter_model.safetensors").write_bytes(content)
+
+
+def test_adapters_are_told_apart_by_their_weights(weights, tmp_path, vllm_log):
+    """A name finds what was stored with the same weights; one that stood for others in this engine
+    finds and stores nothing, nor does a request that nobody has told of."""
+    one, two = (Adapter("a", tmp_path / name, name.encode()) for name in ("one", "two"))
+    keys, content = keys_of(4), rows(4)
+    store = [ours(tmp_path / "store")]
+
+    def restarted(adapter):
+        engine = Engine(weights, store)
+        engine.tiers[0]._adapted, engine.noted = tier_module.Adapted(), adapter
+        return engine
+
+    engine = restarted(one)
+    engine.store(keys, content)
+    assert not engine.tiers[0]._adapted._of  # ended requests are forgotten
+    engine.close()
+    engine = restarted(one)
+    assert engine.load(keys) == content
+    engine.close()
+    engine = restarted(two)
+    assert engine.load(keys) == []
+    engine.noted = one
+    assert engine.load(keys) == [] and "other weights" in vllm_log.text
+    engine.store(keys, rows(4, 9))
+    counts = engine.tiers[0].counts.all()
+    assert counts["dropped"] == 4 and counts["stored"] == counts["loaded"] == 0
+    engine.manager.reset_cache()
+    engine.noted = None  # not told of
+    assert engine.load(keys) == []
+    engine.close()
+    engine = restarted(one)
+    assert engine.load(keys) == content
+    engine.close()
+
+
+def test_kv_events_name_what_is_stored(weights, tmp_path, vllm_log):
+    keys = keys_of(5)
+    engine = Engine(weights, [ours(tmp_path / "store", enable_kv_events=True)], events=True)
+    engine.store(keys, rows(5))
+    told = [event for event in engine.manager.take_events() if event.medium is base.Medium.STORAGE]
+    assert sorted(key for event in told for key in event.keys) == sorted(keys)
+    assert not any(event.removed for event in told)
+    assert not [e for e in engine.manager.take_events() if e.medium is base.Medium.STORAGE]
+    engine.close()
+    engine = Engine(weights, [ours(tmp_path / "other", enable_kv_events=True)])
+    assert "enable_kv_events" in vllm_log.text
+    engine.store(keys, rows(5))
+    assert not [e for e in engine.manager.take_events() if e.medium is base.Medium.STORAGE]
+    engine.close()
+
 
 @dataclasses.dataclass
 class OldResult:

@@ -1,11 +1,12 @@
 """Runs of vLLM in a process of its own: JSON jobs on stdin, JSON answers on the last line.
 
-job: {model, engine: {LLM() options}, kvtier: extra config or null, batches: [[prompt, ...], ...],
+job: {model, engine: {LLM() options}, batches: [[prompt, ...], ...],
+      kvtier: extra config, several of them for connectors below MultiConnector, or null,
       sampling: {...}, between: {number of a batch: shell command before it},
       file_limit: bytes that a file may grow to from batch 0 on, or null,
       lora: {name: folder}, events: whether KV events are counted,
       forget: numbers of batches before which the engine's own prefix cache is emptied}
-prompt: token ids, or {tokens, salt, lora: name of an adapter}
+prompt: token ids, or {tokens, salt, lora: name of an adapter, image: seed of one}
 answer: {batches: [[{tokens, logprobs, cached}]], seconds: [...], metrics: {kvtier counter: value},
          stats: of the library, where the store lives in this process, events: [{...}]}
 Several jobs ({jobs: [...]} instead of one) are run one after the other, each with an engine and a
@@ -26,9 +27,21 @@ import shown
 
 
 def transfer_config(extra):
-    """As docs/engines/vllm.md shows it, for a store of its own."""
+    """As docs/engines/vllm.md shows it, for a store of its own; of several below MultiConnector."""
+    if isinstance(extra, list):
+        return {"kv_connector": "MultiConnector", "kv_role": "kv_both",
+                "kv_load_failure_policy": "recompute",
+                "kv_connector_extra_config": {"connectors": [transfer_config(e) for e in extra]}}
     return {**shown.told(shown.command("vllm", "serve"), "--kv-transfer-config"),
             "kv_connector_extra_config": extra}
+
+
+def image_of(seed):
+    """A small image, another one for each seed."""
+    import numpy
+    import PIL.Image
+    pixels = numpy.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=numpy.uint8)
+    return PIL.Image.fromarray(pixels)
 
 
 class Events:
@@ -55,6 +68,8 @@ def prompt_of(given):
     out = {"prompt_token_ids": given["tokens"]}
     if given.get("salt"):
         out["cache_salt"] = given["salt"]
+    if given.get("image") is not None:
+        out["multi_modal_data"] = {"image": image_of(given["image"])}
     return out
 
 

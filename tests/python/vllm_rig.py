@@ -11,6 +11,7 @@ import pathlib
 import random
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -33,18 +34,54 @@ SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
 def save_model(where, kind="Llama", seed=SEED, **more):
     """A tiny model in a folder, with a tokenizer of words t0 to t1023. Weights are large enough that
     the content of the cache decides the output."""
-    import tokenizers
     import torch
     import transformers
     torch.manual_seed(seed % (1 << 31))
     config = getattr(transformers, f"{kind}Config")(**{**SHAPE, **more})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     model.to(torch.float32).save_pretrained(where)
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(
-        {f"t{i}": i for i in range(SHAPE["vocab_size"])}, unk_token="t0"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="t0", bos_token="t1",
-                                         eos_token="t2").save_pretrained(where)
+    words().save_pretrained(where)
+    return str(where)
+
+
+def words(*special):
+    """A tokenizer of words t0 to t1023, the last ones of which are `special`."""
+    import tokenizers
+    import transformers
+    size = SHAPE["vocab_size"]
+    known = [f"t{i}" for i in range(size - len(special))] + list(special)
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(
+        {word: i for i, word in enumerate(known)}, unk_token="t0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(list(special))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, unk_token="t0",
+                                                bos_token="t1", eos_token="t2", pad_token="t0")
+
+
+IMAGE_WORDS = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>", "<image>")
+IMAGE = SHAPE["vocab_size"] - 1  # stands for an image in a prompt: 19 tokens
+
+
+def save_image_model(where, seed=SEED):
+    """A tiny Idefics3 (the language model of save_model() behind 8 x 8 patches of an image, four of
+    which are a token), with a processor."""
+    import torch
+    import transformers
+    torch.manual_seed(seed % (1 << 31))
+    config = transformers.Idefics3Config(
+        text_config=transformers.LlamaConfig(**SHAPE), image_token_id=IMAGE, scale_factor=2,
+        pad_token_id=0, tie_word_embeddings=False, vision_config={
+            "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "image_size": 64, "patch_size": 8, "initializer_range": 0.15})
+    model = transformers.Idefics3ForConditionalGeneration(config)
+    model.to(torch.float32).save_pretrained(where)
+    words(*IMAGE_WORDS).save_pretrained(where)
+    where = pathlib.Path(where)
+    (where / "preprocessor_config.json").write_text(json.dumps({
+        "image_processor_type": "Idefics3ImageProcessor", "do_image_splitting": False,
+        "size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 64}}))
+    (where / "processor_config.json").write_text(json.dumps({
+        "processor_class": "Idefics3Processor", "image_seq_len": 16}))
     return str(where)
 
 
@@ -140,6 +177,28 @@ def flip(where, at=None):
             file.seek(0)
             file.write(data)
     return count
+
+
+def damage_stage(where, first_pos):
+    """One byte of the record at a position, of the namespace that has the longest records: of a
+    pipeline's stages the one with most layers. How many (docs/format.md has the places)."""
+    found = []
+    for path in pathlib.Path(where).rglob("seg-*"):
+        data = path.read_bytes()
+        for at in range(0, len(data) - 4095, 4096):
+            if data[at:at + 4] == b"KVTR":
+                position, size = struct.unpack_from("<II", data, at + 96)
+                found.append((size, position, path, at))
+    longest = max(size for size, *_ in found)
+    hit = [(path, at) for size, position, path, at in found
+           if (size, position) == (longest, first_pos)]
+    for path, at in hit:
+        with open(path, "r+b") as file:
+            file.seek(at + 5000)
+            byte = file.read(1)
+            file.seek(at + 5000)
+            file.write(bytes([byte[0] ^ 0x10]))
+    return len(hit)
 
 
 def flip_command(where, at=""):

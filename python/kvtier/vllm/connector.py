@@ -1,7 +1,6 @@
 """The class that vLLM makes: hands each call to the half that it is about."""
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -10,25 +9,28 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V
                                                                KVConnectorMetadata,
                                                                KVConnectorRole, SupportsHMA)
 
+from .. import _vllm_names
 from .._errors import UnsupportedError
 from . import events
 from . import settings as settings_module
+from .identity import stage_and_rank
 from .pages import ONE_GROUP, Model, model_of
 from .plan import Step
 from .scheduler import Scheduler, hash_tokens
 from .stats import Counts, KvtierPromMetrics, KvtierStats
-from .store import open_store, stages_of
+from .store import open_store
 from .worker import Worker
 
-_log = logging.getLogger("vllm.kvtier")
-
+_vllm_names.register("KvtierConnector", "kvtier.vllm")
 
 # Not in every version: how a worker names requests whose loads failed, where pages do not.
 _TransferResults = getattr(base, "KVConnectorTransferResults", None)
 
 
-# Nor how the scheduler is told what each stage of a pipeline holds.
-_TELLS_STAGES = hasattr(KVConnectorBase_V1, "set_xfer_handshake_metadata_pp_aware")
+# Nor what workers say to the scheduler in a step: what each stage of a pipeline holds. Each
+# connector below MultiConnector has its own there; a handshake when the engine starts would be the
+# first connector's alone, and come to all of them.
+_WorkerMetadata = getattr(base, "KVConnectorWorkerMetadata", None)
 
 
 class KvtierMetadata(KVConnectorMetadata):
@@ -38,11 +40,14 @@ class KvtierMetadata(KVConnectorMetadata):
         self.step = step
 
 
-class KvtierStage(base.KVConnectorHandshakeMetadata):
-    """What a worker of a pipeline holds, on its way to the scheduler when the engine starts."""
+class KvtierStages(_WorkerMetadata or object):
+    """What workers of a pipeline hold, by (stage, rank), on its way to the scheduler."""
 
-    def __init__(self, model: Model) -> None:
-        self.model = model
+    def __init__(self, told: dict[tuple[int, int], Model]) -> None:
+        self.told = told
+
+    def aggregate(self, other: Any) -> "KvtierStages":
+        return KvtierStages({**self.told, **other.told})
 
 
 class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
@@ -53,7 +58,8 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         transfer = vllm_config.kv_transfer_config
         self._settings = settings_module.parse(transfer.kv_connector_extra_config)
         settings_module.recompute_failed_loads(transfer)
-        self._stages = vllm_config.parallel_config.pipeline_parallel_size
+        parallel = vllm_config.parallel_config
+        self._stages, self._place = parallel.pipeline_parallel_size, stage_and_rank(parallel)
         model = model_of(kv_cache_config, self._settings.opaque)
         self._check_model(model)
         self._events = events.enabled(vllm_config)
@@ -62,24 +68,24 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            ranks = vllm_config.parallel_config.tensor_parallel_size
+            ranks = parallel.tensor_parallel_size
             self._scheduler = Scheduler(model, hash_tokens(vllm_config, kv_cache_config),
                                         0 if model.replicated else ranks, self._store,
-                                        self._counts, self._events)
-            self._published = events.Published(vllm_config.parallel_config.world_size)
+                                        self._counts, self._events, self._stages)
+            self._published = events.Published(parallel.world_size)
         else:
             self._worker = Worker(vllm_config, kv_cache_config, self._settings, self._store,
                                   self._counts)
 
     def _check_model(self, model: Model) -> None:
-        if self._stages > 1 and not _TELLS_STAGES:
+        if self._stages > 1 and _WorkerMetadata is None:
             raise UnsupportedError(
                 "kvtier: this version of vLLM does not tell the scheduler which layers each stage of "
-                "a pipeline holds; 0.32.0 does. Use --tensor-parallel-size")
+                "a pipeline holds; 0.25.0 and later do. Use --tensor-parallel-size")
         if not model.one_chain and _TransferResults is None:
             raise UnsupportedError(
                 "kvtier: this version of vLLM cannot compute a prompt whose load has failed when "
-                f"layers are in {len(model.groups)} groups; {ONE_GROUP}")
+                f"layers are in {len(model.groups)} groups; 0.30.0 and later can. {ONE_GROUP}")
         if not model.one_chain and not self._settings.load_async:
             raise UnsupportedError(f"kvtier: load={self._settings.load} is for models whose layers "
                                    f"are in one group; {ONE_GROUP}")
@@ -93,11 +99,6 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         self._worker.register(kv_caches)
-
-    def get_handshake_metadata(self) -> Any:
-        """For the scheduler of a pipeline; others know from their own layers, and stay out of the
-        way of connectors beside this one."""
-        return KvtierStage(self._worker.model) if self._stages > 1 and self._worker else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -135,6 +136,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_invalid()
 
+    def build_connector_worker_meta(self) -> Any:
+        """For the scheduler of a pipeline, until it knows."""
+        return KvtierStages({self._place: self._worker.model}) if self._step().ask else None
+
     def get_kv_connector_stats(self) -> Any:
         taken = self._counts.take()
         return KvtierStats(data=taken) if taken else None
@@ -157,16 +162,10 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     # ---- scheduler ----
 
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        if self._stages > 1:
-            told = {place: stage.model for place, stage in metadata.items()
-                    if isinstance(stage, KvtierStage)}
-            self._store.open_stages(stages_of(told, self._stages))
-
     def get_num_new_matched_tokens(self, request: Any,
                                    num_computed_tokens: int) -> tuple[int | None, bool]:
         tokens = self._scheduler.matched(request, num_computed_tokens)
-        return tokens, self._settings.load_async and tokens > 0
+        return tokens, self._settings.load_async and bool(tokens)
 
     def get_external_cache_hit_sources(self, request: Any, num_external_tokens: int) -> dict:
         from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -182,6 +181,9 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         self._scheduler.failed(getattr(connector_output, "failed_recving", None) or set())
+        stages = getattr(connector_output, "kv_connector_worker_meta", None)
+        if isinstance(stages, KvtierStages):
+            self._scheduler.told_stages(stages.told)
         self._published.add(connector_output.kv_cache_events)
 
     def take_events(self) -> Any:

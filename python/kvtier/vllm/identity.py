@@ -170,10 +170,12 @@ class Adapters:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], bytes | None] = {}
+        self._names: dict[str, bytes] = {}
 
     def digest(self, lora: Any) -> bytes | None:
-        """32 bytes; b"" without an adapter; None: its files cannot be read, so that nothing of the
-        request is stored or loaded."""
+        """32 bytes; b"" without an adapter; None: nothing of the request is stored or loaded, since
+        the adapter's files cannot be read, or its name has stood for other weights in this engine,
+        whose own caches go by the name."""
         if lora is None:
             return b""
         mark = (lora.lora_name, lora.lora_path)
@@ -183,4 +185,14 @@ class Adapters:
                     model_directory(lora.lora_path, None)))
             except Exception:
                 self._known[mark] = None
-        return self._known[mark]
+        found = self._known[mark]
+        if found is None:
+            return None
+        if self._names.setdefault(lora.lora_name, found) != found:
+            if self._names[lora.lora_name]:
+                _log.warning("kvtier: the name of LoRA adapter %r stands for other weights than "
+                             "before: nothing of it is stored or loaded until the engine starts "
+                             "anew; give new weights a new name", lora.lora_name)
+            self._names[lora.lora_name] = b""
+            return None
+        return found

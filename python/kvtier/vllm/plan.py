@@ -33,7 +33,8 @@ class Transfer:
 class Step:
     """One engine step. new_pages: pages that were handed out and will be computed; cancelled:
     requests that ended while their blocks were on their way; prefill: (new, cached) tokens when
-    the step is nothing but one prompt being computed; idle: nothing is computed in this step."""
+    the step is nothing but one prompt being computed; idle: nothing is computed in this step; ask: the
+    scheduler has not been told what each stage of a pipeline holds."""
 
     loads: list[Transfer] = field(default_factory=list)
     stores: list[Transfer] = field(default_factory=list)
@@ -41,3 +42,4 @@ class Step:
     cancelled: list[str] = field(default_factory=list)
     prefill: tuple[int, int] | None = None
     idle: bool = False
+    ask: bool = False

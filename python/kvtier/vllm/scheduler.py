@@ -12,7 +12,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,10 +23,11 @@ from .identity import Adapters
 from .pages import Model
 from .plan import Step, Told, Transfer
 from .stats import Counts
-from .store import Store
+from .store import Store, stages_of
 
 _log = logging.getLogger("vllm.kvtier")
 _ANSWER_SECONDS = 0.25  # how long an answer to the same question is good
+_STAGES_SECONDS = 30.0  # that prompts wait for the workers of a pipeline to tell what they hold
 _NOTHING = 0            # number of the page that vLLM's tables hold where there is none
 
 
@@ -42,10 +43,11 @@ class _Chain:
 @dataclass
 class _Hit:
     """What a prompt can load: `tokens` from its start on. tiers: of the first full group's blocks
-    behind those that the engine has."""
+    behind those that the engine has; roots: what they are on, where that is known."""
 
     tokens: int = 0
     tiers: Sequence[int] = ()
+    roots: Sequence[int] = ()
 
 
 @dataclass
@@ -63,11 +65,12 @@ class _Request:
     failed: bool = False      # a load of it came to nothing: it is computed
 
 
-def _behind(tiers: Sequence[int], first: int, count: int) -> Sequence[int]:
-    """tiers[first:first + count], in the same memory."""
-    if not count:
+def _behind(found: Sequence[int], first: int, count: int) -> Sequence[int]:
+    """found[first:first + count] of a ctypes array, in the same memory."""
+    if not count or not found:
         return ()
-    return (ctypes.c_int * count).from_buffer(tiers, first * ctypes.sizeof(ctypes.c_int))
+    kind = found._type_
+    return (kind * count).from_buffer(found, first * ctypes.sizeof(kind))
 
 
 def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
@@ -80,10 +83,11 @@ def hash_tokens(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 class Scheduler:
-    """See the file's head. ranks: shards of each block; events: tell what is stored."""
+    """See the file's head. ranks: shards of each block; events: tell what is stored; stages: of the
+    pipeline."""
 
     def __init__(self, model: Model, hash_tokens: int, ranks: int, store: Store, counts: Counts,
-                 events: bool) -> None:
+                 events: bool, stages: int = 1) -> None:
         self._store, self._counts, self._events, self._ranks = store, counts, events, ranks
         self._groups = model.groups
         self._full = next(g for g in model.groups if g.kind == GroupKind.FULL)
@@ -94,6 +98,31 @@ class Scheduler:
         self._requests: dict[str, _Request] = {}
         self._loads: list[Transfer] = []
         self._cancelled: list[str] = []
+        self._stage_count, self._asking = stages, stages > 1
+        self._asked_since: float | None = None
+        self._stages: dict[tuple[int, int], Model] = {}
+
+    # ---- the stages of a pipeline ----
+
+    def told_stages(self, told: Mapping[tuple[int, int], Model]) -> None:
+        """What workers hold, by (stage, rank). Where the stages cannot be asked together nothing is
+        found, and the log says why: the engine is running by now."""
+        self._stages.update(told)
+        if not self._asking or len({stage for stage, _ in self._stages}) < self._stage_count:
+            return
+        self._asking = False
+        try:
+            self._store.open_stages(stages_of(self._stages, self._stage_count))
+        except KvtierError as error:
+            _log.error("kvtier: nothing will be found for this pipeline: %s", error)
+
+    def _must_wait(self) -> bool:
+        """Whether a prompt is to be asked about again, since the first step has not told yet."""
+        if not self._asking:
+            return False
+        now = time.monotonic()
+        self._asked_since = self._asked_since or now
+        return now - self._asked_since < _STAGES_SECONDS
 
     # ---- keys ----
 
@@ -121,11 +150,14 @@ class Scheduler:
 
     # ---- what vLLM asks ----
 
-    def matched(self, request: Any, computed: int) -> int:
-        """Tokens behind `computed` that are worth loading. Repeated questions change nothing."""
+    def matched(self, request: Any, computed: int) -> int | None:
+        """Tokens behind `computed` that are worth loading; None: ask again in the next step.
+        Repeated questions change nothing."""
         state = self._state(request)
         if state is None or state.failed or computed % self._step_tokens:
             return 0
+        if self._must_wait():
+            return None
         now = time.monotonic()
         if state.asked and state.asked[0] == computed and now - state.asked[1] < _ANSWER_SECONDS:
             return state.asked[2]
@@ -145,31 +177,33 @@ class Scheduler:
             return _Hit()
         while True:
             found = [self._ask(stage, state, most) for stage in stages]
-            tokens = min(n for n, _ in found)
+            tokens = min(hit.tokens for hit in found)
             if not tokens:
                 return _Hit()
             # a shorter hit may need other blocks of a window: those that had more say so
-            if len(self._groups) == 1 or all(n == tokens for n, _ in found):
+            if len(self._groups) == 1 or all(hit.tokens == tokens for hit in found):
                 break
             most = tokens
         first = computed // self._block
         count = max(0, tokens // self._block - first)
-        tiers = [_behind(tiers, first, count) for _, tiers in found]
-        return _Hit(tokens, tiers[0] if len(tiers) == 1 else [max(of) for of in zip(*tiers)])
+        tiers = [_behind(hit.tiers, first, count) for hit in found]
+        if len(tiers) > 1:
+            return _Hit(tokens, [max(of) for of in zip(*tiers)])
+        return _Hit(tokens, tiers[0], _behind(found[0].roots, first, count))
 
-    def _ask(self, stage: Namespace, state: _Request, most: int) -> tuple[int, Sequence[int]]:
-        """(tokens that can be loaded, tier of each of the full group's blocks)"""
+    def _ask(self, stage: Namespace, state: _Request, most: int) -> _Hit:
+        """Of one stage, with the tiers of all of the full group's blocks."""
         usable = [chain.hashes[:most // group.block_tokens]
                   for chain, group in zip(state.chains, self._groups)]
         if len(usable) == 1:
             found = stage.lookup(Keys.from_hashes(usable[0]), shards=self._ranks,
                                  prompt_tokens=state.request.num_tokens)
-            return found.n * self._block, found.tiers
+            return _Hit(found.n * self._block, found.tiers, found.roots)
         tiers: dict[int, Sequence[int]] = {}
         tokens, _ = stage.lookup_groups(
             {g.group: Keys.from_hashes(hashes, g.group) for g, hashes in zip(self._groups, usable)},
             most, shards=self._ranks, prompt_tokens=state.request.num_tokens, tiers=tiers)
-        return tokens, tiers[self._full.group]
+        return _Hit(tokens, tiers[self._full.group])
 
     def _decide(self, state: _Request, computed: int, again: bool) -> int:
         tokens = state.request.num_tokens
@@ -182,7 +216,7 @@ class Scheduler:
         if not found:
             return 0
         plan = self._store.namespace.plan(hit.tiers, first_tokens=computed, prompt_tokens=tokens,
-                                          group=self._full.group)
+                                          group=self._full.group, roots=hit.roots)
         loaded = plan.count * self._block if plan.first == 0 else 0
         if loaded and computed + loaded < hit.tokens:
             state.hit = self._look_up(state, computed, computed + loaded)
@@ -228,7 +262,7 @@ class Scheduler:
     def step(self, output: Any) -> Step:
         """What the workers have to do in this step."""
         step = Step(loads=self._loads, cancelled=self._cancelled,
-                    idle=output.total_num_scheduled_tokens == 0)
+                    idle=output.total_num_scheduled_tokens == 0, ask=self._asking)
         self._loads, self._cancelled = [], []
         for new in output.scheduled_new_reqs:
             self._scheduled(step, output, new.req_id, new.block_ids, True, new.num_computed_tokens)

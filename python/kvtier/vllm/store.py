@@ -93,7 +93,7 @@ def stages_of(told: Mapping[tuple[int, int], Model], count: int) -> list[Model]:
                     if number == stage]
         if not of_stage:
             raise UnsupportedError(f"kvtier: stage {stage} of the pipeline did not tell which layers "
-                                   "it holds: is the connector alone, not below MultiConnector?")
+                                   "it holds")
         if any(model.layout != of_stage[0].layout for model in of_stage):
             raise UnsupportedError(f"kvtier: the ranks of stage {stage} lay their pages out "
                                    'differently; set "pages": "opaque" in '
