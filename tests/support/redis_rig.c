@@ -2,11 +2,9 @@
 #include "support/redis_rig.h"
 
 #include <arpa/inet.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,58 +14,26 @@
 #include <unistd.h>
 
 #include "support/rig.h"
+#include "support/words.h"
 
 #define PATIENCE_S 60
 
-extern char **environ;
-
-/* Start a program with these words (split at blanks), its output into `out` (-1: nowhere). Returns
- * its pid; 0: it is not there. */
-static pid_t spawn(char *words, int out)
+/* The server to test with: another one that speaks like Redis, or another version. */
+static const char *server_program(void)
 {
-    posix_spawn_file_actions_t actions;
-    char *argv[64], *rest = NULL;
-    int count = 0;
-    pid_t pid = 0;
+    const char *program = getenv("KVT_TEST_REDIS_SERVER");
 
-    for (char *word = strtok_r(words, " ", &rest); word && count < 63;
-         word = strtok_r(NULL, " ", &rest))
-        argv[count++] = word;
-    argv[count] = NULL;
-    assert_int_equal(posix_spawn_file_actions_init(&actions), 0);
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    if (out < 0) {
-        posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-        posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-    } else {
-        posix_spawn_file_actions_adddup2(&actions, out, 1);
-        posix_spawn_file_actions_adddup2(&actions, out, 2);
-    }
-    if (posix_spawnp(&pid, argv[0], &actions, NULL, argv, environ) != 0)
-        pid = 0;
-    posix_spawn_file_actions_destroy(&actions);
-    return pid;
-}
-
-static int end_of(pid_t pid)
-{
-    int status = 0;
-
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return program && program[0] ? program : "redis-server";
 }
 
 bool redis_rig_able(void)
 {
-    char server[] = "redis-server --version", cli[] = "redis-cli --version";
-    pid_t pid = spawn(server, -1);
-    bool able = pid && end_of(pid) == 0;
+    bool able =
+        words_run("%s --version", server_program()) == 0 && words_run("redis-cli --version") == 0;
 
-    pid = able ? spawn(cli, -1) : 0;
-    able = pid && end_of(pid) == 0;
     if (!able)
-        printf("           skipped: no redis-server here (scripts/setup.sh test installs it)\n");
+        printf("           skipped: no %s here (scripts/setup.sh test installs redis-server)\n",
+               server_program());
     return able;
 }
 
@@ -101,6 +67,11 @@ static int free_port(void)
     return 0;
 }
 
+static const char *host_of(const struct redis_rig *rig, unsigned node)
+{
+    return rig->net ? rig->net->hosts[node] : "127.0.0.1";
+}
+
 int redis_rig_cli(const struct redis_rig *rig, unsigned node, const char *words, char *out,
                   size_t len)
 {
@@ -114,10 +85,10 @@ int redis_rig_cli(const struct redis_rig *rig, unsigned node, const char *words,
         snprintf(auth, sizeof(auth), "--no-auth-warning -a %s", rig->password);
     if (rig->tls)
         snprintf(auth, sizeof(auth), "--tls --cacert %s/cert.pem", rig->dir);
-    snprintf(command, sizeof(command), "timeout 60 redis-cli %s -p %d %s", auth, rig->ports[node],
-             words);
+    snprintf(command, sizeof(command), "timeout 60 redis-cli %s -h %s -p %d %s", auth,
+             host_of(rig, node), rig->ports[node], words);
     assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
-    pid = spawn(command, ends[1]);
+    pid = words_start(command, ends[1]);
     assert_true(pid > 0);
     close(ends[1]);
     while (used < len - 1 && (got = read(ends[0], out + used, len - 1 - used)) > 0)
@@ -126,7 +97,7 @@ int redis_rig_cli(const struct redis_rig *rig, unsigned node, const char *words,
     out[used] = '\0';
     while (used && out[used - 1] == '\n')
         out[--used] = '\0';
-    return end_of(pid);
+    return words_end(pid);
 }
 
 long redis_rig_number(const struct redis_rig *rig, unsigned node, const char *words)
@@ -154,27 +125,31 @@ void redis_rig_wait(const struct redis_rig *rig, unsigned node, const char *word
 
 void redis_rig_run(struct redis_rig *rig, unsigned node)
 {
-    char command[2048];
+    char command[2048], space[64] = "";
 
+    if (rig->net)
+        snprintf(space, sizeof(space), "nsenter --net=/proc/%d/ns/net", (int)rig->net->pids[node]);
     snprintf(command, sizeof(command),
-             "setpriv --pdeathsig KILL redis-server --%s %d --bind 127.0.0.1 --dir %s "
+             "%s setpriv --pdeathsig KILL %s --%s %d --bind %s --dir %s "
              "--appendonly no --daemonize no "
              "--protected-mode no --logfile %s/log.%u --dbfilename dump.%u.rdb --save %s %s",
-             rig->tls ? "tls-port" : "port", rig->ports[node], rig->dir, rig->dir, node, node,
-             "3600 1000000", rig->options);
+             space, server_program(), rig->tls ? "tls-port" : "port", rig->ports[node],
+             host_of(rig, node), rig->dir, rig->dir, node, node, "3600 1000000", rig->options);
     if (rig->cluster)
         snprintf(command + strlen(command), sizeof(command) - strlen(command),
                  " --cluster-enabled yes --cluster-node-timeout 60000 --cluster-config-file "
                  "nodes.%u.conf",
                  node);
-    rig->pids[node] = spawn(command, -1);
+    rig->pids[node] = words_start(command, -1);
     assert_true(rig->pids[node] > 0);
     redis_rig_wait(rig, node, "PING", "O"); /* PONG, or NOAUTH */
 }
 
-static void start(struct redis_rig *rig, unsigned count, const char *options)
+static void start(struct redis_rig *rig, unsigned count, const char *options,
+                  const struct net_rig *net)
 {
     memset(rig, 0, sizeof(*rig));
+    rig->net = net;
     rig->count = count;
     rig->cluster = count > 1;
     snprintf(rig->options, sizeof(rig->options), "%s", options);
@@ -187,13 +162,12 @@ static void start(struct redis_rig *rig, unsigned count, const char *options)
 
 void redis_rig_start(struct redis_rig *rig, const char *options)
 {
-    start(rig, 1, options);
+    start(rig, 1, options, NULL);
 }
 
 bool redis_rig_tls(struct redis_rig *rig, const char *options)
 {
     char words[1024];
-    pid_t pid;
 
     memset(rig, 0, sizeof(*rig));
     rig->count = 1;
@@ -203,8 +177,7 @@ bool redis_rig_tls(struct redis_rig *rig, const char *options)
              "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=kvtier -addext "
              "subjectAltName=IP:127.0.0.1 -keyout %s/key.pem -out %s/cert.pem",
              rig->dir, rig->dir);
-    pid = spawn(words, -1);
-    if (!pid || end_of(pid) != 0)
+    if (words_run("%s", words) != 0)
         return false;
     snprintf(rig->options, sizeof(rig->options),
              "--port 0 --tls-cert-file %s/cert.pem --tls-key-file %s/key.pem "
@@ -215,20 +188,32 @@ bool redis_rig_tls(struct redis_rig *rig, const char *options)
     return true;
 }
 
-void redis_rig_cluster(struct redis_rig *rig, const char *options)
+static void make_cluster(struct redis_rig *rig, unsigned replicas)
 {
     char words[512] = "--cluster create", out[8192];
 
-    start(rig, REDIS_RIG_NODES, options);
     for (unsigned i = 0; i < rig->count; i++)
-        snprintf(words + strlen(words), sizeof(words) - strlen(words), " 127.0.0.1:%d",
+        snprintf(words + strlen(words), sizeof(words) - strlen(words), " %s:%d", host_of(rig, i),
                  rig->ports[i]);
     snprintf(words + strlen(words), sizeof(words) - strlen(words),
-             " --cluster-replicas 1 --cluster-yes");
+             " --cluster-replicas %u --cluster-yes", replicas);
     if (redis_rig_cli(rig, 0, words, out, sizeof(out)) != 0)
         fail_msg("no cluster: %s", out);
     for (unsigned i = 0; i < rig->count; i++)
         redis_rig_wait(rig, i, "CLUSTER INFO", "cluster_state:ok");
+}
+
+void redis_rig_cluster(struct redis_rig *rig, const char *options)
+{
+    start(rig, REDIS_RIG_NODES, options, NULL);
+    make_cluster(rig, 1);
+}
+
+void redis_rig_far(struct redis_rig *rig, const struct net_rig *net, const char *options)
+{
+    start(rig, net->count, options, net);
+    if (rig->cluster)
+        make_cluster(rig, 0);
 }
 
 void redis_rig_kill(struct redis_rig *rig, unsigned node)
@@ -258,6 +243,6 @@ void redis_rig_url(const struct redis_rig *rig, char *out, size_t len)
 {
     snprintf(out, len, "%s", rig->tls ? "rediss://" : "redis://");
     for (unsigned i = 0; i < rig->count; i++)
-        snprintf(out + strlen(out), len - strlen(out), "%s127.0.0.1:%d", i ? "+" : "",
+        snprintf(out + strlen(out), len - strlen(out), "%s%s:%d", i ? "+" : "", host_of(rig, i),
                  rig->ports[i]);
 }

@@ -1,6 +1,8 @@
-/* Redis servers of a test's own, on loopback: started in a fresh directory, waited for, ended in
- * every way. Single ones or a cluster of three masters with a replica each. Every helper asserts
- * what must not fail; without redis-server and redis-cli there are none: redis_rig_able().
+/* Redis servers of a test's own, on loopback or each in a network namespace (net_rig.h): started in
+ * a fresh directory, waited for, ended in every way. Single ones or a cluster of three masters with
+ * a replica each. KVT_TEST_REDIS_SERVER names the program, redis-server is the default. Every
+ * helper asserts what must not fail; without the program and redis-cli there are none:
+ * redis_rig_able().
  */
 #ifndef KVT_TESTS_REDIS_RIG_H
 #define KVT_TESTS_REDIS_RIG_H
@@ -8,6 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
+
+#include "support/net_rig.h"
 
 #define REDIS_RIG_NODES 6u
 
@@ -18,7 +22,8 @@ struct redis_rig {
     pid_t pids[REDIS_RIG_NODES]; /* 0: does not run */
     char options[1024];          /* of each server, besides port and directory */
     bool cluster, tls;
-    char password[64]; /* that redis_rig_cli() logs in with; "": none */
+    const struct net_rig *net; /* NULL: on loopback */
+    char password[64];         /* that redis_rig_cli() logs in with; "": none */
 };
 
 /* Whether the programs are there; says why a test is skipped where they are not. */
@@ -26,6 +31,8 @@ bool redis_rig_able(void);
 /* options: "--maxmemory 10mb ..." */
 void redis_rig_start(struct redis_rig *rig, const char *options);
 void redis_rig_cluster(struct redis_rig *rig, const char *options);
+/* One in each namespace of `net`: a single one, or masters of a cluster without replicas. */
+void redis_rig_far(struct redis_rig *rig, const struct net_rig *net, const char *options);
 /* A single one that speaks TLS only, with a certificate for 127.0.0.1 that is its own authority:
  * dir/cert.pem. false: there is no openssl to make one. */
 bool redis_rig_tls(struct redis_rig *rig, const char *options);
@@ -44,7 +51,7 @@ long redis_rig_number(const struct redis_rig *rig, unsigned node, const char *wo
 /* Wait until `words` prints something that has `want` in it; fails the test after a minute. */
 void redis_rig_wait(const struct redis_rig *rig, unsigned node, const char *words,
                     const char *want);
-/* "redis://127.0.0.1:p,..." of all nodes. */
+/* "redis://127.0.0.1:p+..." of all nodes. */
 void redis_rig_url(const struct redis_rig *rig, char *out, size_t len);
 
 #endif
