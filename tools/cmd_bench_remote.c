@@ -2,55 +2,41 @@
  *
  * Both move values of the same size over one connection with the same number of commands under way.
  * Ours are what the store does: EXISTS and SET NX out of slots, GET into slots, and every record
- * that comes back is verified. redis-benchmark writes one buffer and looks at nothing. Rounds of
+ * that comes back is verified. redis-benchmark writes one buffer and looks at nothing. Ours removes
+ * a record for each that it puts, redis-benchmark writes over its own: both find memory that the
+ * server has already. Rounds of
  * both, one right after the other and each first in turn, so that a busy machine spoils both alike:
  * medians are told, and ratios are medians of the rounds' ratios. Without --url a redis-server of
  * its own is started on loopback, without persistence, and ended. Processes: this one, those two.
  */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "bench_remote.h"
 #include "cli.h"
 #include "commands.h"
 #include "remote/remote.h"
 #include "remote/remote_url.h"
 
-#define COMMAND "bench remote"
 #define ROUNDS_MAX 1000
 #define DEADLINE_NS INT64_C(60000000000)
 #define NS_BYTE 0xBE
 #define WARM 8 /* times as many values as keys: all keys are there then, but for one in 3,000 */
 
-extern char **environ;
-
 enum { THEIRS, OURS, SIDES };
-enum { PUT, GET, WAYS };
-
-struct plan {
-    const char *url;
-    uint64_t size;
-    int64_t records, pipeline, rounds;
-    struct kvt_remote_seed at;
-};
 
 struct bench {
     struct kvt_remote *remote;
-    struct kvt_full_key *keys;
+    struct kvt_full_key *keys; /* twice as many as records: of this round, and the one before */
     struct kvt_remote_req *reqs;
     /* One that is no measurement. Here, as it may still be under way when an interrupt has ended
      * the wait for it. */
@@ -58,6 +44,8 @@ struct bench {
     struct kvt_remote_found found;
     uint8_t *memory; /* records */
     pid_t server;    /* 0: not ours */
+    bool odd;        /* which half of the keys the last round has put */
+    bool wrote;      /* there is something to remove */
 };
 
 struct figures {
@@ -98,68 +86,6 @@ static double ratio(const struct figures *f, int way)
     return median(ratios, f->rounds);
 }
 
-/* ---- the server ---------------------------------------------------------------------------- */
-
-/* A port that is free at this moment; 0: none. */
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
-    socklen_t len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), port = 0;
-
-    if (fd >= 0 && bind(fd, (const struct sockaddr *)&at, sizeof(at)) == 0 &&
-        getsockname(fd, (struct sockaddr *)&at, &len) == 0)
-        port = ntohs(at.sin_port);
-    if (fd >= 0)
-        (void)close(fd);
-    return port;
-}
-
-/* Its process; -1 (said). */
-static pid_t server_start(struct plan *plan)
-{
-    int port = free_port();
-    pid_t pid;
-
-    (void)snprintf(plan->at.host, sizeof(plan->at.host), "127.0.0.1");
-    (void)snprintf(plan->at.port, sizeof(plan->at.port), "%d", port);
-    pid = port > 0 ? fork() : -1;
-    if (pid < 0) {
-        kvt_cli_error(COMMAND, "cannot start a process: %m");
-        return -1;
-    }
-    if (pid == 0) {
-        int null = open("/dev/null", O_RDWR);
-
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        (void)dup2(null, 0);
-        (void)dup2(null, 1);
-        execlp("redis-server", "redis-server", "--port", plan->at.port, "--bind", "127.0.0.1",
-               "--save", "", "--appendonly", "no", (char *)NULL);
-        kvt_cli_error(COMMAND, "redis-server cannot be started: %m (install it, or give --url)");
-        _exit(KVT_EXIT_PROBLEM);
-    }
-    return pid;
-}
-
-/* Ours could not be started, or has died. */
-static bool server_ended(struct bench *bench)
-{
-    if (bench->server <= 0 || waitpid(bench->server, NULL, WNOHANG) != bench->server)
-        return bench->server < 0;
-    bench->server = -1;
-    return true;
-}
-
-static void server_end(pid_t pid)
-{
-    if (pid <= 0)
-        return;
-    (void)kill(pid, SIGTERM);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        ;
-}
-
 /* ---- our side ------------------------------------------------------------------------------ */
 
 static struct kvt_full_key key_of(uint64_t number)
@@ -173,19 +99,20 @@ static struct kvt_full_key key_of(uint64_t number)
     return key;
 }
 
-static void record_make(const struct plan *plan, uint64_t number, uint8_t *out)
+static void record_make(const struct kvt_bench_remote *plan, const struct kvt_full_key *key,
+                        uint8_t *out)
 {
     struct kvt_record_header *header = (struct kvt_record_header *)out;
 
-    memset(out, (int)(number * 31), plan->size);
+    memset(out, key->hash[0] * 31, plan->size);
     memset(header, 0, sizeof(*header));
     header->magic = KVT_RECORD_MAGIC;
     header->version = KVT_RECORD_VERSION;
     header->map = KVT_LEVEL_KV4;
-    header->key = key_of(number);
+    header->key = *key;
     header->record_bytes = (uint32_t)plan->size;
     header->payload_bytes = (uint32_t)(plan->size - sizeof(*header));
-    header->sequence = number + 1;
+    header->sequence = 1;
     header->checksum = kvt_record_checksum(header, header->record_bytes);
 }
 
@@ -220,25 +147,67 @@ static double carry_out(const struct bench *bench, struct kvt_remote_req *reqs, 
     return good ? (double)(now_ns() - start) * 1e-9 : 0;
 }
 
-static double ours(const struct plan *plan, struct bench *bench, int way)
+/* For each record that is put one of the round before is removed, as on a server that is full: it
+ * gives the new one its memory. A server that has to fetch its memory from the kernel is half as
+ * fast, whoever writes to it (redis-benchmark, too, but that writes over its own values). */
+static uint32_t put_requests(const struct kvt_bench_remote *plan, struct bench *bench)
 {
-    double seconds;
+    const struct kvt_full_key *old = bench->keys + (bench->odd ? plan->records : 0);
+    const struct kvt_full_key *new = bench->keys + (bench->odd ? 0 : plan->records);
+
+    bench->odd = !bench->odd;
+    for (int64_t i = 0; i < plan->records; i++) {
+        uint8_t *record = bench->memory + (size_t)i * plan->size;
+
+        record_make(plan, &new[i], record);
+        bench->reqs[2 * i] =
+            (struct kvt_remote_req){.op = KVT_REMOTE_DROP, .count = 1, .keys = &old[i]};
+        bench->reqs[2 * i + 1] = (struct kvt_remote_req){.op = KVT_REMOTE_PUT,
+                                                         .count = 1,
+                                                         .keys = &new[i],
+                                                         .record = record,
+                                                         .record_bytes = (uint32_t)plan->size};
+    }
+    return (uint32_t)plan->records * 2;
+}
+
+/* What the last round has put. */
+static uint32_t get_requests(const struct kvt_bench_remote *plan, struct bench *bench)
+{
+    const struct kvt_full_key *keys = bench->keys + (bench->odd ? plan->records : 0);
 
     for (int64_t i = 0; i < plan->records; i++)
-        bench->reqs[i] = (struct kvt_remote_req){.op = way == PUT ? KVT_REMOTE_PUT : KVT_REMOTE_GET,
+        bench->reqs[i] = (struct kvt_remote_req){.op = KVT_REMOTE_GET,
                                                  .count = 1,
-                                                 .keys = &bench->keys[i],
+                                                 .keys = &keys[i],
                                                  .record = bench->memory + (size_t)i * plan->size,
                                                  .record_bytes = (uint32_t)plan->size};
-    if (way == PUT) { /* what is there is not put again: away with it first */
-        bench->one =
-            (struct kvt_remote_req){.op = KVT_REMOTE_DROP_NS, .count = 1, .keys = bench->keys};
-        if (carry_out(bench, &bench->one, 1, 1) <= 0)
-            return 0;
-        nanosleep(&(const struct timespec){0, 200000000}, NULL); /* a thread of its frees them */
-    }
-    seconds = carry_out(bench, bench->reqs, (uint32_t)plan->records, (uint32_t)plan->pipeline);
+    return (uint32_t)plan->records;
+}
+
+static double ours(const struct kvt_bench_remote *plan, struct bench *bench, int way)
+{
+    uint32_t count = way == PUT ? put_requests(plan, bench) : get_requests(plan, bench);
+    uint32_t pipeline = (uint32_t)plan->pipeline * (way == PUT ? 2 : 1);
+    double seconds = carry_out(bench, bench->reqs, count, pipeline);
+
     return seconds > 0 ? (double)plan->records * (double)plan->size / seconds : 0;
+}
+
+/* Records of both rounds, or nothing at all. */
+static bool remove_ours(struct bench *bench)
+{
+    bench->one = (struct kvt_remote_req){.op = KVT_REMOTE_DROP_NS, .count = 1, .keys = bench->keys};
+    return carry_out(bench, &bench->one, 1, 1) > 0;
+}
+
+/* The server is ours, and could not be started or has died. */
+static bool server_ended(struct bench *bench)
+{
+    if (bench->server <= 0 || waitpid(bench->server, NULL, WNOHANG) != bench->server)
+        return bench->server < 0;
+    bench->server = -1;
+    return true;
 }
 
 /* A server that has just been started answers by and by. */
@@ -254,105 +223,47 @@ static bool wait_ready(struct bench *bench, int tries)
     return false;
 }
 
-/* ---- redis-benchmark ----------------------------------------------------------------------- */
-
-/* What it prints; false: it failed (said). */
-static bool run_benchmark(const char *const words[], char *out, size_t len)
-{
-    posix_spawn_file_actions_t actions;
-    size_t used = 0;
-    ssize_t got = 0;
-    int ends[2], status = -1;
-    pid_t pid;
-    int rc;
-
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return false;
-    (void)posix_spawn_file_actions_init(&actions);
-    (void)posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
-    rc = posix_spawnp(&pid, words[0], &actions, NULL, (char *const *)(uintptr_t)words, environ);
-    (void)posix_spawn_file_actions_destroy(&actions);
-    (void)close(ends[1]);
-    while (rc == 0 && used < len - 1 && (got = read(ends[0], out + used, len - 1 - used)) > 0)
-        used += (size_t)got;
-    out[used] = '\0';
-    (void)close(ends[0]);
-    if (rc != 0) {
-        kvt_cli_error(COMMAND, "redis-benchmark cannot be started: %s (package redis-tools)",
-                      strerror(rc));
-        return false;
-    }
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    if (status != 0 && WIFSIGNALED(status))
-        kvt_cli_error(COMMAND, "redis-benchmark was ended by signal %d", WTERMSIG(status));
-    else if (status != 0)
-        kvt_cli_error(COMMAND, "redis-benchmark failed with exit code %d%s%.200s",
-                      WEXITSTATUS(status), out[0] ? ": " : "", out);
-    return status == 0;
-}
-
-/* Bytes a second of `count` commands; 0: it failed (said). */
-static double theirs(const struct plan *plan, int way, int64_t count)
-{
-    const char *name = way == PUT ? "set" : "get", *mark = way == PUT ? "\"SET\",\"" : "\"GET\",\"";
-    char numbers[4][24], text[4096], *at;
-    const char *const words[] = {"redis-benchmark",
-                                 "-h",
-                                 plan->at.host,
-                                 "-p",
-                                 plan->at.port,
-                                 "-t",
-                                 name,
-                                 "-c",
-                                 "1",
-                                 "-d",
-                                 numbers[0],
-                                 "-n",
-                                 numbers[1],
-                                 "-r",
-                                 numbers[2],
-                                 "-P",
-                                 numbers[3],
-                                 "--csv",
-                                 NULL};
-    double rate;
-
-    (void)snprintf(numbers[0], sizeof(numbers[0]), "%" PRIu64, plan->size);
-    (void)snprintf(numbers[1], sizeof(numbers[1]), "%" PRId64, count);
-    (void)snprintf(numbers[2], sizeof(numbers[2]), "%" PRId64, plan->records);
-    (void)snprintf(numbers[3], sizeof(numbers[3]), "%" PRId64, plan->pipeline);
-    if (!run_benchmark(words, text, sizeof(text)))
-        return 0;
-    at = strstr(text, mark);
-    rate = at ? strtod(at + strlen(mark), NULL) : 0;
-    if (rate <= 0)
-        kvt_cli_error(COMMAND, "redis-benchmark said something else than a rate: %.200s", text);
-    return rate * (double)plan->size;
-}
-
 /* ---- rounds -------------------------------------------------------------------------------- */
 
-static int measure(const struct plan *plan, struct bench *bench, struct figures *out)
+/* Nothing of ours, nor of redis-benchmark's, is left on a server that is somebody's. rc: of the
+ * measurement; when it has failed, requests may still be under way. */
+static int leave_nothing(const struct kvt_bench_remote *plan, struct bench *bench, int rc)
+{
+    if (plan->url == NULL || !bench->wrote)
+        return rc;
+    if (rc == 0 && remove_ours(bench) && kvt_bench_theirs_remove(plan))
+        return 0;
+    kvt_cli_error(KVT_BENCH_REMOTE, "keys kvt0:bebebe* and key:0* may be left on %s:%s",
+                  plan->at.host, plan->at.port);
+    return -1;
+}
+
+static int measure(const struct kvt_bench_remote *plan, struct bench *bench, struct figures *out)
 {
     if (!wait_ready(bench, plan->url ? 10 : 300)) {
         if (bench->server < 0)
-            kvt_cli_error(COMMAND, "the redis-server of the benchmark has ended");
+            kvt_cli_error(KVT_BENCH_REMOTE, "the redis-server of the benchmark has ended");
         else
-            kvt_cli_error(COMMAND, "%s:%s does not answer", plan->at.host, plan->at.port);
+            kvt_cli_error(KVT_BENCH_REMOTE, "%s:%s does not answer", plan->at.host, plan->at.port);
         return -1;
     }
-    if (theirs(plan, PUT, WARM * plan->records) <= 0)
+    bench->wrote = true;
+    if (kvt_bench_theirs(plan, PUT, WARM * plan->records) <= 0)
         return -1;
+    if (!remove_ours(bench) || ours(plan, bench, PUT) <= 0) {
+        kvt_cli_error(KVT_BENCH_REMOTE, "a record could not be put: has the server memory?");
+        return -1;
+    }
     for (int64_t round = 0; round < plan->rounds && !kvt_cli_interrupted(); round++) {
         for (int way = PUT; way < WAYS; way++)
             for (int turn = 0; turn < SIDES; turn++) {
                 int side = (int)((round + turn) % SIDES);
-                double rate =
-                    side == OURS ? ours(plan, bench, way) : theirs(plan, way, plan->records);
+                double rate = side == OURS ? ours(plan, bench, way)
+                                           : kvt_bench_theirs(plan, way, plan->records);
 
                 if (rate <= 0) {
-                    kvt_cli_error(COMMAND, "a record could not be moved: has the server memory?");
+                    kvt_cli_error(KVT_BENCH_REMOTE,
+                                  "a record could not be moved: has the server memory?");
                     return -1;
                 }
                 out->rate[way][side][round] = rate;
@@ -362,27 +273,25 @@ static int measure(const struct plan *plan, struct bench *bench, struct figures 
     return 0;
 }
 
-static int bench_open(const struct plan *plan, struct bench *bench)
+static int bench_open(const struct kvt_bench_remote *plan, struct bench *bench)
 {
     char where[sizeof(plan->at.host) + 32], error[512] = "";
     struct kvt_remote_params params = {.where = where};
 
     (void)snprintf(where, sizeof(where), "redis://%s:%s", plan->at.host, plan->at.port);
-    bench->keys = calloc((size_t)plan->records, sizeof(*bench->keys));
-    bench->reqs = calloc((size_t)plan->records, sizeof(*bench->reqs));
+    bench->keys = calloc((size_t)plan->records * 2, sizeof(*bench->keys));
+    bench->reqs = calloc((size_t)plan->records * 2, sizeof(*bench->reqs));
     bench->memory = aligned_alloc(KVT_PAGE_BYTES, (size_t)plan->records * plan->size);
     if (!bench->keys || !bench->reqs || !bench->memory) {
-        kvt_cli_error(COMMAND, "not enough memory for %" PRId64 " records: --records",
+        kvt_cli_error(KVT_BENCH_REMOTE, "not enough memory for %" PRId64 " records: --records",
                       plan->records);
         return -1;
     }
-    for (int64_t i = 0; i < plan->records; i++) {
+    for (int64_t i = 0; i < plan->records * 2; i++)
         bench->keys[i] = key_of((uint64_t)i);
-        record_make(plan, (uint64_t)i, bench->memory + (size_t)i * plan->size);
-    }
     if (kvt_remote_tier_open(&params, &bench->remote, error, sizeof(error)) == 0)
         return 0;
-    kvt_cli_error(COMMAND, "%s", error);
+    kvt_cli_error(KVT_BENCH_REMOTE, "%s", error);
     return -1;
 }
 
@@ -412,7 +321,7 @@ static json_t *way_json(const struct figures *f, int way)
                      median(f->rate[way][THEIRS], f->rounds) * 1e-6, "ratio", ratio(f, way));
 }
 
-static int tell(const struct plan *plan, const struct figures *f, int json)
+static int tell(const struct kvt_bench_remote *plan, const struct figures *f, int json)
 {
     if (json)
         return kvt_cli_json(
@@ -430,7 +339,7 @@ static int tell(const struct plan *plan, const struct figures *f, int json)
     return KVT_EXIT_OK;
 }
 
-static int plan_check(struct plan *plan)
+static int plan_check(struct kvt_bench_remote *plan)
 {
     static struct kvt_remote_url url;
     char error[512];
@@ -439,11 +348,11 @@ static int plan_check(struct plan *plan)
     if (plan->url == NULL)
         return 0;
     if (kvt_remote_url_parse(plan->url, &url, error, sizeof(error)) != 0) {
-        kvt_cli_error(COMMAND, "%s", error);
+        kvt_cli_error(KVT_BENCH_REMOTE, "%s", error);
         return -1;
     }
     if (url.kind != KVT_REMOTE_REDIS || url.tls || url.seed_count != 1 || !url.seeds[0].port[0]) {
-        kvt_cli_error(COMMAND,
+        kvt_cli_error(KVT_BENCH_REMOTE,
                       "--url redis://HOST:PORT: one server, as redis-benchmark reaches it");
         return -1;
     }
@@ -454,14 +363,15 @@ static int plan_check(struct plan *plan)
 int kvt_cmd_bench_remote(int argc, char **argv)
 {
     static struct figures figures;
-    struct plan plan = {.size = 344064, .records = 512, .pipeline = 16, .rounds = 11};
+    struct kvt_bench_remote plan = {.size = 344064, .records = 512, .pipeline = 16, .rounds = 11};
     struct bench bench = {.remote = NULL};
     int json = 0;
     const struct kvt_cli_option options[] = {
         {.name = "url",
          .metavar = "URL",
-         .help = "redis://HOST:PORT of a server without a password; its keys kvt0:* and key:* are "
-                 "written (default: a redis-server of its own)",
+         .help =
+             "redis://HOST:PORT of a server without a password; keys kvt0:bebebe* and key:0* are "
+             "written, and removed at the end (default: a redis-server of its own)",
          .text = &plan.url},
         {.name = "size",
          .metavar = "SIZE",
@@ -489,7 +399,7 @@ int kvt_cmd_bench_remote(int argc, char **argv)
          .max = ROUNDS_MAX},
         {.name = "json", .help = "one JSON object", .flag = &json},
     };
-    int rc = kvt_cli_parse(COMMAND,
+    int rc = kvt_cli_parse(KVT_BENCH_REMOTE,
                            "[--url URL] [--size SIZE] [--records N] [--pipeline N] [--rounds N] "
                            "[--json]",
                            options, KVT_ARRAY_LEN(options), NULL, 0, 0, NULL, argc, argv);
@@ -500,12 +410,13 @@ int kvt_cmd_bench_remote(int argc, char **argv)
         return KVT_EXIT_USAGE;
     kvt_cli_catch_interrupt();
     if (plan.url == NULL)
-        bench.server = server_start(&plan);
+        bench.server = kvt_bench_server_start(&plan);
     rc = bench.server < 0 ? -1 : bench_open(&plan, &bench);
     if (rc == 0)
         rc = measure(&plan, &bench, &figures);
+    rc = leave_nothing(&plan, &bench, rc);
     bench_close(&bench);
-    server_end(bench.server);
+    kvt_bench_server_end(bench.server);
     if (rc != 0 || kvt_cli_interrupted())
         return KVT_EXIT_PROBLEM;
     return tell(&plan, &figures, json);
