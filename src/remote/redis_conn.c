@@ -132,16 +132,21 @@ static bool tls_start(struct redis *redis, struct redis_conn *conn)
 
 /* ---- bytes --------------------------------------------------------------------------------- */
 
-static long conn_send(struct redis_conn *conn, const void *bytes, size_t len)
+#define PIECES 3u /* what lies ready at a time: text, a record, what is behind it */
+
+/* One call for all of them, so that a server is not woken for each. TLS: the first one. */
+static long conn_send(struct redis_conn *conn, struct iovec iov[PIECES])
 {
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = PIECES};
     ssize_t sent;
 
     if (conn->tls) {
-        int rc = SSL_write(conn->tls, bytes, (int)KVT_MIN(len, (size_t)1 << 20));
-
-        return rc > 0 ? rc : tls_result(conn, rc);
+        while (!iov->iov_len)
+            iov++;
+        sent = SSL_write(conn->tls, iov->iov_base, (int)KVT_MIN(iov->iov_len, (size_t)1 << 20));
+        return sent > 0 ? sent : tls_result(conn, (int)sent);
     }
-    sent = send(conn->fd, bytes, len, MSG_NOSIGNAL);
+    sent = sendmsg(conn->fd, &message, MSG_NOSIGNAL);
     if (sent >= 0)
         return sent;
     return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR ? BLOCKED : FAILED;
@@ -302,52 +307,68 @@ short redis_conn_events(const struct redis_conn *conn)
     return (short)(POLLIN | (more ? POLLOUT : 0) | conn->wants);
 }
 
+/* Queued commands become text. */
+static void encode_queue(struct redis *redis, struct redis_conn *conn)
+{
+    /* a record follows its command: nothing is added behind it before it is out */
+    while (conn->state == CONN_READY && !conn->body_op && conn->queue.head) {
+        struct redis_op *op = conn->queue.head;
+
+        if (!redis_encode(redis, conn, op)) {
+            if (conn->out_len) /* it was full */
+                break;
+            redis_op_end(redis, redis_pop(&conn->queue), -EIO);
+            continue;
+        }
+        (void)redis_pop(&conn->queue);
+        op->sent_ns = redis->now_ns;
+        redis_push(&conn->sent, op);
+    }
+}
+
+/* What of the pieces has not been sent yet. */
+static size_t pieces(struct redis_conn *conn, struct iovec iov[PIECES])
+{
+    iov[0] = (struct iovec){conn->out + conn->out_at, conn->out_len - conn->out_at};
+    iov[1] = (struct iovec){(void *)(uintptr_t)conn->body, conn->body_left};
+    iov[2] = (struct iovec){conn->tail + conn->tail_at, conn->tail_len - conn->tail_at};
+    return iov[0].iov_len + iov[1].iov_len + iov[2].iov_len;
+}
+
+static void sent_of_pieces(struct redis_conn *conn, size_t sent)
+{
+    size_t part = KVT_MIN(sent, conn->out_len - conn->out_at);
+
+    conn->out_at += part;
+    sent -= part;
+    part = KVT_MIN(sent, conn->body_left);
+    if (part)
+        conn->body += part;
+    conn->body_left -= part;
+    conn->tail_at += sent - part;
+}
+
 /* Send what there is, and turn queued commands into text. false: the connection is lost. */
 static bool send_all(struct redis *redis, struct redis_conn *conn)
 {
     for (;;) {
+        struct iovec iov[PIECES];
         long sent;
 
-        /* a record follows its command: nothing is added behind it before it is out */
-        while (conn->state == CONN_READY && !conn->body_op && conn->queue.head) {
-            struct redis_op *op = conn->queue.head;
-
-            if (!redis_encode(redis, conn, op)) {
-                if (conn->out_len) /* it was full */
-                    break;
-                redis_op_end(redis, redis_pop(&conn->queue), -EIO);
-                continue;
-            }
-            (void)redis_pop(&conn->queue);
-            op->sent_ns = redis->now_ns;
-            redis_push(&conn->sent, op);
-        }
-        if (conn->out_at < conn->out_len) {
-            sent = conn_send(conn, conn->out + conn->out_at, conn->out_len - conn->out_at);
-            if (sent > 0)
-                conn->out_at += (size_t)sent;
-        } else if (conn->body_left) {
-            conn->out_at = conn->out_len = 0;
-            sent = conn_send(conn, conn->body, conn->body_left);
-            if (sent > 0) {
-                conn->body += sent;
-                conn->body_left -= (size_t)sent;
-            }
-        } else if (conn->tail_at < conn->tail_len) {
-            sent = conn_send(conn, conn->tail + conn->tail_at, conn->tail_len - conn->tail_at);
-            if (sent > 0)
-                conn->tail_at += (size_t)sent;
-        } else {
+        encode_queue(redis, conn);
+        if (pieces(conn, iov) == 0) {
             conn->out_at = conn->out_len = conn->tail_at = conn->tail_len = 0;
             conn->body_op = NULL;
             if (!conn->queue.head || conn->state != CONN_READY)
                 return true;
             continue;
         }
+        sent = conn_send(conn, iov);
         if (sent == BLOCKED)
             return true;
         if (sent < 0)
             return false;
+        sent_of_pieces(conn, (size_t)sent);
     }
 }
 
@@ -375,8 +396,9 @@ static void take_body(struct redis_conn *conn)
     conn->in_at += part;
 }
 
-/* One receive: straight into a record as far as one is expected. BLOCKED, FAILED, or bytes. */
-static long receive(struct redis_conn *conn)
+/* One receive: straight into a record as far as one is expected. BLOCKED, FAILED, or bytes. *last:
+ * there is no more at present. */
+static long receive(struct redis_conn *conn, bool *last)
 {
     size_t direct = conn->in_body && conn->into ? conn->into_left : 0;
     long got;
@@ -394,6 +416,8 @@ static long receive(struct redis_conn *conn)
                     sizeof(conn->in) - conn->in_len);
     if (got <= 0)
         return got;
+    /* a record is still coming, and is asked for until there is nothing: that saves a poll() */
+    *last = !conn->tls && !direct && (size_t)got < sizeof(conn->in) - conn->in_len;
     if (direct) {
         size_t part = KVT_MIN((size_t)got, direct);
 
@@ -426,9 +450,11 @@ static bool take_all(struct redis *redis, struct redis_conn *conn)
 
 static bool receive_all(struct redis *redis, struct redis_conn *conn)
 {
+    bool last = false;
+
     /* others have their turn too; what TLS holds decoded, poll() does not see */
-    for (int i = 0; i < (conn->tls ? 4096 : 64) && conn->state != CONN_CLOSED; i++) {
-        long got = receive(conn);
+    for (int i = 0; i < (conn->tls ? 4096 : 64) && conn->state != CONN_CLOSED && !last; i++) {
+        long got = receive(conn, &last);
 
         if (got == BLOCKED)
             return true;

@@ -227,8 +227,8 @@ static void simple_reply(struct redis *redis, struct redis_conn *conn, struct re
         } else if (head->number) {
             redis_op_end(redis, op, KVT_E_EXISTS);
         } else {
-            op->kind = REDIS_SET;
-            redis_push(&conn->queue, op);
+            op->kind = REDIS_SET; /* over the connection that writes: rule 5 */
+            redis_give(redis, conn->node, op);
         }
         return;
     case REDIS_SET:
