@@ -497,7 +497,7 @@ int kvt_redis_open(const struct kvt_remote_params *params, const struct kvt_remo
     redis->url = *url;
     redis->log = params->log;
     redis->clock = kvt_clock_system();
-    redis->ttl_ms = params->ttl_ns / 1000000;
+    redis->ttl_ns = params->ttl_ns;
     redis->wake_fd = redis->done_fd = -1;
     (void)snprintf(redis->auth_file, sizeof(redis->auth_file), "%s",
                    params->auth_file ? params->auth_file : "");

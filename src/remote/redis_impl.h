@@ -162,7 +162,7 @@ struct redis {
     struct kvt_remote_mac mac;
     struct kvt_log log;
     struct kvt_clock clock;
-    int64_t ttl_ms;
+    int64_t ttl_ns;
     char auth_file[1024], ca_file[1024];
     void *tls; /* SSL_CTX */
 

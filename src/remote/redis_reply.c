@@ -48,6 +48,7 @@ static int set_text(struct redis *redis, struct redis_conn *conn, const struct r
 {
     const struct kvt_remote_req *req = op->req;
     size_t mac_len = redis->mac.on ? KVT_REMOTE_MAC_BYTES : 0;
+    int64_t ttl_ns = kvt_remote_ttl(redis->ttl_ns, req->ttl_ns);
     char px[32];
     size_t at = 0;
 
@@ -57,8 +58,8 @@ static int set_text(struct redis *redis, struct redis_conn *conn, const struct r
     at = mac_len;
     at += (size_t)snprintf(conn->tail + at, sizeof(conn->tail) - at, "\r\n%s",
                            req->replace ? "" : "$2\r\nNX\r\n");
-    if (redis->ttl_ms) {
-        int digits = snprintf(px, sizeof(px), "%" PRId64, redis->ttl_ms);
+    if (ttl_ns) {
+        int digits = snprintf(px, sizeof(px), "%" PRId64, KVT_MAX(ttl_ns / 1000000, INT64_C(1)));
 
         at += (size_t)snprintf(conn->tail + at, sizeof(conn->tail) - at,
                                "$2\r\nPX\r\n$%d\r\n%s\r\n", digits, px);
@@ -69,8 +70,7 @@ static int set_text(struct redis *redis, struct redis_conn *conn, const struct r
     conn->body_left = req->record_bytes;
     conn->body_op = op;
     return snprintf(out, room, "*%d\r\n$3\r\nSET\r\n$%zu\r\n%s\r\n$%zu\r\n",
-                    3 + !req->replace + (redis->ttl_ms ? 2 : 0), len, name,
-                    req->record_bytes + mac_len);
+                    3 + !req->replace + (ttl_ns ? 2 : 0), len, name, req->record_bytes + mac_len);
 }
 
 bool redis_encode(struct redis *redis, struct redis_conn *conn, struct redis_op *op)

@@ -57,7 +57,10 @@ struct kvt_remote_req {
      * both have a meaning in one store only. sequence 0: it keeps its number. */
     uint64_t sequence;
     uint8_t map;
-    uint8_t replace;     /* PUT: take the place of what is there */
+    uint8_t replace; /* PUT: take the place of what is there */
+    /* PUT: the record lives so long; PROBE, GET in a directory: what was written before that is not
+     * there. Of params.ttl_ns and this the shorter one holds; 0: nothing is said. */
+    int64_t ttl_ns;
     int64_t deadline_ns; /* of CLOCK_MONOTONIC */
     /* 0; KVT_E_MISS; KVT_E_EXISTS (PUT); KVT_E_STALE a whole record of another length is there;
      * KVT_E_CORRUPT what is there is damaged, or no record; KVT_E_DEADLINE; KVT_E_NO_SPACE the
@@ -98,6 +101,12 @@ struct kvt_remote_ops {
 struct kvt_remote {
     const struct kvt_remote_ops *ops;
 };
+
+/* The shorter of two times to live, where 0 is for ever. */
+static inline int64_t kvt_remote_ttl(int64_t a, int64_t b)
+{
+    return !a || (b && b < a) ? b : a;
+}
 
 #define KVT_REMOTE_NAME_BYTES 128u /* of a key as text, with its final zero */
 

@@ -41,17 +41,19 @@ static void path_of(const struct kvt_full_key *key, char dir[PATH_ROOM], char pa
 }
 
 /* Older than it may be, by the clock of this machine. */
-static bool expired(const struct kvt_shared_files *shared, const struct stat *st)
+static bool expired(const struct kvt_shared_files *shared, const struct kvt_remote_req *req,
+                    const struct stat *st)
 {
+    int64_t ttl_ns = kvt_remote_ttl(shared->ttl_ns, req->ttl_ns);
+    int64_t age_s, ttl_s = ttl_ns / 1000000000; /* no sum of times can overflow */
     struct timespec now;
-    int64_t age_s, ttl_s = shared->ttl_ns / 1000000000; /* no sum of times can overflow */
 
-    if (!shared->ttl_ns)
+    if (!ttl_ns)
         return false;
     (void)clock_gettime(CLOCK_REALTIME, &now);
     age_s = now.tv_sec - st->st_mtim.tv_sec;
     return age_s > ttl_s ||
-           (age_s == ttl_s && now.tv_nsec - st->st_mtim.tv_nsec > shared->ttl_ns % 1000000000);
+           (age_s == ttl_s && now.tv_nsec - st->st_mtim.tv_nsec > ttl_ns % 1000000000);
 }
 
 static int open_record(const struct kvt_shared_files *shared, const struct kvt_full_key *key,
@@ -69,13 +71,14 @@ static int open_record(const struct kvt_shared_files *shared, const struct kvt_f
 }
 
 /* What lies at a record's name. 0; KVT_E_MISS; KVT_E_CORRUPT it is no file; -errno. */
-static int look(const struct kvt_shared_files *shared, int fd, struct stat *st)
+static int look(const struct kvt_shared_files *shared, const struct kvt_remote_req *req, int fd,
+                struct stat *st)
 {
     if (fstat(fd, st) != 0)
         return gone(errno) ? KVT_E_MISS : -errno;
     if (!S_ISREG(st->st_mode))
         return KVT_E_CORRUPT;
-    return expired(shared, st) ? KVT_E_MISS : 0;
+    return expired(shared, req, st) ? KVT_E_MISS : 0;
 }
 
 /* Whether a file of that length is a record of this one, with the MAC that it has to have; who has
@@ -96,15 +99,16 @@ static int header_of(int fd, struct kvt_record_header *header)
     return got == (ssize_t)sizeof(*header) ? 0 : KVT_E_CORRUPT;
 }
 
-static int probe_one(const struct kvt_shared_files *shared, const struct kvt_full_key *key,
-                     struct kvt_record_header *header)
+static int probe_one(const struct kvt_shared_files *shared, const struct kvt_remote_req *req,
+                     uint32_t i)
 {
-    int fd, rc = open_record(shared, key, &fd);
+    struct kvt_record_header *header = &req->found[i].header;
+    int fd, rc = open_record(shared, &req->keys[i], &fd);
     struct stat st;
 
     if (rc)
         return rc;
-    rc = look(shared, fd, &st);
+    rc = look(shared, req, fd, &st);
     if (!rc)
         rc = header_of(fd, header);
     (void)close(fd);
@@ -121,7 +125,7 @@ static int probe(struct kvt_shared_files *shared, struct kvt_remote_req *req)
 
     for (uint32_t i = 0; i < req->count; i++) {
         bool late = kvt_clock_now(&shared->clock) >= req->deadline_ns;
-        int rc = late ? KVT_E_DEADLINE : probe_one(shared, &req->keys[i], &req->found[i].header);
+        int rc = late ? KVT_E_DEADLINE : probe_one(shared, req, i);
 
         req->found[i].status = rc;
         if (rc && rc != KVT_E_MISS && rc != KVT_E_CORRUPT && !status)
@@ -177,7 +181,7 @@ static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req
 
     if (rc)
         return rc;
-    rc = look(shared, fd, &st);
+    rc = look(shared, req, fd, &st);
     if (!rc && !length_fits(shared, (uint64_t)st.st_size, req->record_bytes)) {
         rc = header_of(fd, &other);
         if (!rc)
@@ -255,7 +259,7 @@ static int put_once(struct kvt_shared_files *shared, const struct kvt_remote_req
 
     path_of(req->keys, dir, path);
     if (!req->replace && fstatat(shared->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0) {
-        if (!expired(shared, &st))
+        if (!expired(shared, req, &st))
             return KVT_E_EXISTS;
         (void)unlinkat(shared->root, path, 0); /* the cleaner's work, done now */
     }

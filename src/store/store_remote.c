@@ -42,6 +42,13 @@ bool kvt_l3_submit(struct kvt_store *store, struct kvt_remote_req *req, int64_t 
     return backend->ops->submit(backend, req) == 0;
 }
 
+int64_t kvt_l3_ttl(const struct kvt_store *store, uint32_t ns)
+{
+    const struct kvt_ttl_clock *own = kvt_namespace_at(&store->spaces, ns)->ttl;
+
+    return own ? own->ttl_ns : 0;
+}
+
 /* ---- the loop ------------------------------------------------------------------------------ */
 
 static void completed(struct kvt_store *store, struct kvt_remote_req *req)

@@ -97,6 +97,8 @@ struct kvt_store_remote {
 bool kvt_l3_paused(struct kvt_store *store);
 /* The backend itself does not answer in time: it hangs. Leave it alone for a while. */
 void kvt_l3_given_up(struct kvt_store *store);
+/* What a namespace says of how long its blocks live; 0: nothing. */
+int64_t kvt_l3_ttl(const struct kvt_store *store, uint32_t ns);
 /* false: not now. */
 __attribute__((warn_unused_result)) bool
 kvt_l3_submit(struct kvt_store *store, struct kvt_remote_req *req, int64_t deadline_ns);

@@ -88,6 +88,7 @@ enum kvt_started kvt_l3_read(struct kvt_store *store, const struct kvt_load *loa
                                        .record_bytes = bytes,
                                        .sequence = store->sequence_next++,
                                        .map = map,
+                                       .ttl_ns = kvt_l3_ttl(store, load->ns),
                                        .user = get};
     if (!kvt_l3_submit(store, &get->req, store->params.remote_deadline_ns)) {
         store->counts.remote_busy++;

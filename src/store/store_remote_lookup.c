@@ -64,6 +64,7 @@ static bool lookup_ask(struct kvt_store *store, struct kvt_remote_lookup *lookup
     lookup->req.op = KVT_REMOTE_PROBE;
     lookup->req.keys = lookup->keys;
     lookup->req.found = lookup->found;
+    lookup->req.ttl_ns = kvt_l3_ttl(store, ns);
     lookup->req.user = lookup;
     if (!kvt_l3_submit(store, &lookup->req, store->params.remote_deadline_ns))
         return false;

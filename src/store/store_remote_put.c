@@ -61,13 +61,15 @@ static bool put_start(struct kvt_store *store, const struct kvt_remote_queued *q
     put->fp = kvt_index_at(&store->index, s->entry)->fp;
     put->map = s->map;
     put->slot = queued->slot;
-    put->req = (struct kvt_remote_req){.op = KVT_REMOTE_PUT,
-                                       .count = 1,
-                                       .keys = &put->key,
-                                       .record = kvt_slot_bytes(store, queued->slot),
-                                       .record_bytes = s->record_bytes,
-                                       .replace = queued->replace,
-                                       .user = put};
+    put->req = (struct kvt_remote_req){
+        .op = KVT_REMOTE_PUT,
+        .count = 1,
+        .keys = &put->key,
+        .record = kvt_slot_bytes(store, queued->slot),
+        .record_bytes = s->record_bytes,
+        .replace = queued->replace,
+        .ttl_ns = kvt_l3_ttl(store, kvt_index_at(&store->index, s->entry)->ns),
+        .user = put};
     if (!kvt_l3_submit(store, &put->req, PUT_DEADLINE_NS))
         return false;
     remote->put_free = put->next;

@@ -132,6 +132,8 @@ static void carry_out(struct mem_remote *remote, struct kvt_remote_req *req)
         req->found[i].status = remote->fail;
     if (remote->fail)
         return;
+    if (req->op <= KVT_REMOTE_PUT)
+        remote->ttl_ns[req->op] = req->ttl_ns;
     switch (req->op) {
     case KVT_REMOTE_PROBE:
         req->status = probe(remote, req);

@@ -31,6 +31,7 @@ struct mem_remote { /* one machine's way to it */
     int fail;       /* every request ends with this */
     uint32_t flips; /* bytes of the next GETs that are wrong: one each */
     uint32_t probes, probed, gets, puts, drops; /* requests carried out; keys probed */
+    int64_t ttl_ns[KVT_REMOTE_PUT + 1];         /* by operation: what the last one said */
     bool stopped;
 };
 

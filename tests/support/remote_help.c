@@ -95,6 +95,7 @@ void remote_help_do(struct remote_help *help, struct kvt_remote_req *reqs, uint3
 
     for (uint32_t i = 0; i < count; i++) {
         reqs[i].deadline_ns = start + help->deadline_ns;
+        reqs[i].ttl_ns = help->ttl_ns;
         reqs[i].user = help;
         assert_int_equal(help->remote->ops->submit(help->remote, &reqs[i]), 0);
     }

@@ -17,8 +17,9 @@ extern struct kvt_log remote_help_log;
 struct remote_help {
     struct kvt_remote *remote;
     struct kvt_remote_params params;
-    int64_t deadline_ns; /* of the requests that follow */
-    int64_t took_ns;     /* the last batch */
+    int64_t deadline_ns; /* of the requests that follow, and how long they say that blocks live */
+    int64_t ttl_ns;
+    int64_t took_ns; /* the last batch */
 };
 
 /* Open it; fails the test where that fails. auth, mac, ca: optional files. */

@@ -163,6 +163,16 @@ static void test_drop_namespace(void **state)
     assert_int_equal(removed, 0);
 }
 
+/* Milliseconds that a record will live; -1: for ever, -2: it is not there. */
+static long left_of(uint64_t number)
+{
+    struct kvt_full_key key = remote_help_key(NS, number);
+    char words[KVT_REMOTE_NAME_BYTES + 8] = "PTTL ";
+
+    (void)kvt_remote_name(&key, words + strlen(words));
+    return redis_rig_number(&redis, 0, words);
+}
+
 static void test_time_to_live(void **state)
 {
     char out[512];
@@ -182,6 +192,20 @@ static void test_time_to_live(void **state)
     /* one of the two has an end */
     redis_rig_cli(&redis, 0, "INFO keyspace", out, sizeof(out));
     assert_non_null(strstr(out, "keys=2,expires=1"));
+    /* of what a namespace says and what the option does the shorter one holds */
+    help.ttl_ns = INT64_C(1000000000000);
+    assert_int_equal(remote_help_put(&help, NS, 3, PAGES, false), 0);
+    help.ttl_ns = INT64_C(300000000000);
+    assert_int_equal(remote_help_put(&help, NS, 4, PAGES, false), 0);
+    assert_in_range(left_of(3), 300001, 600000);
+    assert_in_range(left_of(4), 1, 300000);
+    remote_help_close(&help);
+    remote_help_open(&help, url, NULL, NULL, NULL);
+    help.ttl_ns = 1; /* less than the server can tell */
+    assert_int_equal(remote_help_put(&help, NS, 5, PAGES, false), 0);
+    for (int i = 0; i < 600 && left_of(5) != -2; i++)
+        rig_sleep_ms(10);
+    assert_int_equal(left_of(5), -2);
 }
 
 static void test_unix_socket(void **state)

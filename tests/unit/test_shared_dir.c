@@ -656,7 +656,13 @@ static void test_time_to_live(void **state)
     snprintf(path, sizeof(path), "%s/kvt0/cleaner", dir);
     file_with(path, "somebody else"); /* who does not clean, for six periods of ten seconds */
     open_with(&other, &lives);
+    other.ttl_ns = INT64_C(7200000000000); /* the option's is shorter */
     assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS); /* no limit */
+    help.ttl_ns = INT64_C(3600000000000); /* one of the namespace alone */
+    assert_int_equal(remote_help_probe(&help, NS, 1, KEYS, NULL), KEYS - 10);
+    assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, &status), KEYS - 10);
+    assert_int_equal(status, KVT_E_MISS);
+    help.ttl_ns = 0;
     assert_int_equal(remote_help_probe(&other, NS, 1, KEYS, NULL), KEYS - 10);
     assert_int_equal(remote_help_get_many(&other, NS, 1, KEYS, PAGES, &status), KEYS - 10);
     assert_int_equal(status, KVT_E_MISS);

@@ -793,6 +793,44 @@ static void test_a_purge_during_a_read(void **state)
     assert_int_equal(found(1, 4, NULL), 0);
 }
 
+/* What a namespace says of how long its blocks live goes with them, and with what asks for them;
+ * one that says nothing leaves it to the tier. */
+static void test_a_namespace_takes_its_time_to_live_along(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    uint64_t other = 9;
+    uint32_t silent;
+
+    (void)state;
+    mem_remote_init(&remote, &tier);
+    rig_open(&rig, &o, NULL);
+    rig.ns_ttl_ns = 5 * SECOND;
+    ns = rig_ns(&rig, 1, pages);
+    rig.ns_ttl_ns = 0;
+    silent = rig_ns(&rig, 2, pages);
+    assert_int_equal(put(1, CHAIN), CHAIN);
+    rig_settle(&rig);
+    assert_int_equal(remote.ttl_ns[KVT_REMOTE_PUT], 5 * SECOND);
+    assert_int_equal(rig_put(&rig, silent, &other, 1, 0, KV4, false, NULL), 1);
+    rig_settle(&rig);
+    assert_int_equal(remote.puts, CHAIN + 1);
+    assert_int_equal(remote.ttl_ns[KVT_REMOTE_PUT], 0);
+    rig_close(&rig);
+
+    mem_remote_init(&remote, &tier);
+    rig_open(&rig, &o, NULL);
+    rig.ns_ttl_ns = 7 * SECOND;
+    ns = rig_ns(&rig, 1, pages);
+    rig.ns_ttl_ns = 0;
+    silent = rig_ns(&rig, 2, pages);
+    assert_int_equal(found(1, CHAIN, NULL), CHAIN);
+    assert_int_equal(remote.ttl_ns[KVT_REMOTE_PROBE], 7 * SECOND);
+    assert_int_equal(get(1, CHAIN), CHAIN);
+    assert_int_equal(remote.ttl_ns[KVT_REMOTE_GET], 7 * SECOND);
+    assert_int_equal(rig_lookup(&rig, silent, &other, 1, 0, NULL), 1);
+    assert_int_equal(remote.ttl_ns[KVT_REMOTE_PROBE], 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -823,6 +861,7 @@ int main(void)
         cmocka_unit_test_teardown(test_a_purge_waits_for_puts, tear_down),
         cmocka_unit_test_teardown(test_a_purge_that_fails_there_says_so, tear_down),
         cmocka_unit_test_teardown(test_a_purge_during_a_read, tear_down),
+        cmocka_unit_test_teardown(test_a_namespace_takes_its_time_to_live_along, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
