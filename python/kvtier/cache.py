@@ -182,15 +182,22 @@ class Cache:
             handle, self._handle = self._handle, None
             if handle is None:
                 return
-            for pool in [child for child in self._children if isinstance(child, Pool)]:
-                for request in pool._requests:  # whoever waits for one is about to be told
-                    self._lib.raw.kvt_req_cancel(request)
+            for pool in self._living():
+                for request in list(pool._requests) if isinstance(pool, Pool) else ():
+                    self._lib.raw.kvt_req_cancel(request)  # whoever waits is about to be told
         _open_caches.discard(self)
         self._lib.end()
-        for child in list(self._children):
+        for child in self._living():
             child._forget()
         self._orphans.clear()
         self._lib.raw.kvt_close(handle)
+
+    def _living(self) -> list[_Child]:
+        while True:
+            try:
+                return list(self._children)
+            except RuntimeError:  # another thread made one meanwhile
+                pass
 
     def __enter__(self) -> "Cache":
         return self
