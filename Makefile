@@ -30,6 +30,10 @@ test-engines: ## the Python package with transformers, llama-cpp-python, ...: ne
 	@scripts/setup.sh engines
 	@scripts/test-engines.sh
 
+wheel: ## dist/kvtier-*-manylinux_*.whl: for other machines, needs pip and a network once
+	@scripts/setup.sh build
+	@scripts/wheel.sh
+
 soak: ## MINUTES=n (30): the long forms of what tries to break the store, and one line of JSON
 	@scripts/setup.sh test
 	@scripts/soak.sh $(or $(MINUTES),30)
@@ -51,4 +55,4 @@ install: ## into PREFIX (default /usr/local), below DESTDIR when set; under sudo
 clean: ## remove build trees; downloads stay
 	@rm -rf dist build-wheel build build-asan build-tsan build-dev build-fuzz build-planted build-coverage
 
-.PHONY: help build demo test test-engines soak lint bench install clean
+.PHONY: help build demo test test-engines wheel soak lint bench install clean

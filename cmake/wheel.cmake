@@ -1,13 +1,17 @@
-# What the Python wheel carries (pyproject.toml): libkvtier, kvtierd and, where KVT_LLAMA_PREFIX names a
-# llama.cpp, the adapter for it and that llama.cpp as one shared library. Under the names that the
+# What the Python wheel carries (pyproject.toml): libkvtier, kvtierd, the tool kvtier where jansson is
+# here, and, where KVT_LLAMA_PREFIX names a llama.cpp, the adapter for it and that llama.cpp as one shared library. Under the names that the
 # loader looks for, since a wheel has no symbolic links.
 set(KVT_WHEEL_LIB kvtier/lib)
 install(FILES $<TARGET_FILE:kvtier> DESTINATION ${KVT_WHEEL_LIB} RENAME libkvtier.so.0
         COMPONENT wheel)
 add_custom_target(kvt_wheel)
 add_dependencies(kvt_wheel kvtier)
-# and the daemon, for engines of several processes: python -m kvtier daemon
-if(NOT TARGET kvtierd) # the other tools are left out (KVT_TOOLS)
+# and the daemon, for engines of several processes, with the tool
+if(TARGET kvtier_tool)
+  install(PROGRAMS $<TARGET_FILE:kvtier_tool> DESTINATION kvtier/bin COMPONENT wheel)
+  add_dependencies(kvt_wheel kvtier_tool)
+endif()
+if(NOT TARGET kvtierd) # KVT_TOOLS is off
   add_executable(kvtierd tools/kvtierd.c tools/kvtierd_help.c)
   string(TIMESTAMP day "%Y-%m-%d" UTC) # of its manual page
   set_source_files_properties(tools/kvtierd_help.c PROPERTIES

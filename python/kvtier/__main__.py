@@ -1,29 +1,39 @@
-"""python -m kvtier doctor|daemon: what is found here; the daemon that the wheel carries."""
+"""python -m kvtier doctor|daemon|tool: what is found here; the programs that the wheel carries."""
 import os
 import sys
 
 from . import _c, doctor
 
 USAGE = """usage: python -m kvtier doctor [--probe] [--json]    what is found here, and what would not work
-       python -m kvtier daemon --socket PATH ...    kvtierd: one store for many processes"""
+       python -m kvtier daemon --socket PATH ...    kvtierd: one store for many processes
+       python -m kvtier tool COMMAND ...            the tool kvtier: stat, top, plan, fsck, ..."""
 
 
-def daemon(arguments: list[str]) -> int:
-    """Become kvtierd; returns only where there is none."""
-    path = os.environ.get("KVTIERD") or str(_c.library_dir().parent / "bin/kvtierd")
+def _become(name: str, variable: str, arguments: list[str]) -> int:
+    """Become a program of the wheel; returns only where there is none."""
+    path = os.environ.get(variable) or str(_c.library_dir().parent / "bin" / name)
     if not os.access(path, os.X_OK):
-        print(f"kvtier: no kvtierd at {path}: install the wheel, or name one in KVTIERD",
+        print(f"kvtier: no {name} at {path}: install the wheel, or name one in {variable}",
               file=sys.stderr)
         return 1
     os.execv(path, [path, *arguments])
 
 
+def daemon(arguments: list[str] | None = None) -> int:
+    """kvtierd, with the arguments of the command line."""
+    return _become("kvtierd", "KVTIERD", sys.argv[1:] if arguments is None else arguments)
+
+
+def tool(arguments: list[str] | None = None) -> int:
+    """The tool kvtier, with the arguments of the command line."""
+    return _become("kvtier", "KVTIER", sys.argv[1:] if arguments is None else arguments)
+
+
 def main(argv: list[str]) -> int:
     """Exit code of a subcommand; 2 for wrong usage."""
-    if argv[:1] == ["doctor"]:
-        return doctor.main(argv[1:])
-    if argv[:1] == ["daemon"]:
-        return daemon(argv[1:])
+    for name, call in (("doctor", doctor.main), ("daemon", daemon), ("tool", tool)):
+        if argv[:1] == [name]:
+            return call(argv[1:])
     wanted = argv[:1] in (["-h"], ["--help"])
     print(USAGE, file=sys.stdout if wanted else sys.stderr)
     return 0 if wanted else 2

@@ -2,13 +2,15 @@
 drift. Method: the command itself; made-up engines in sys.modules and made-up installed versions."""
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import types
 
 import pytest
 
-from kvtier import _engines, doctor
+from kvtier import _c, _engines, doctor
 from kvtier._engines import Engine, Uses
 
 
@@ -38,6 +40,36 @@ def test_a_missing_library_is_exit_1_and_a_sentence():
                                              (("daemon", "--nonsense"), 2)])
 def test_usage(arguments, code):
     assert run(*arguments)[0] == code
+
+
+TOOL = os.environ.get("KVTIER") or str(_c.library_dir().parent / "bin/kvtier")
+
+
+def test_the_programs_of_the_wheel_are_run():
+    for name, variable in (("daemon", "KVTIERD"), ("tool", "KVTIER")):
+        code, out, err = run(name, "--version", **{variable: "/nowhere/it"})
+        assert code == 1 and not out and "/nowhere/it: install the wheel" in err
+    code, out, _ = run("daemon", "--version")
+    assert code == 0 and f"kvtier {_c.VERSION}" in out
+    if os.access(TOOL, os.X_OK):  # where jansson was there when the wheel was built
+        code, out, _ = run("tool", "--version")
+        assert code == 0 and f"kvtier {_c.VERSION}" in out
+        assert run("tool", "nonsense")[0] == 2
+
+
+@pytest.mark.skipif(not os.access(TOOL, os.X_OK), reason=f"no {TOOL}")
+def test_commands_of_the_tool_in_the_pages_exist():
+    """Every `kvtier COMMAND ... --option` that a page of an engine names."""
+    pages = pathlib.Path(__file__).resolve().parents[2] / "docs/engines"
+    named = {}
+    for page in pages.glob("*.md"):
+        for command, rest in re.findall(r"`(?:build/)?kvtier ([a-z]+)\b(?!_)([^`]*)`", page.read_text()):
+            named.setdefault(command, set()).update(re.findall(r"--[a-z-]+", rest))
+    assert {"stat", "plan"} <= set(named)
+    for command, options in named.items():
+        code, text, _ = run("tool", command, "--help")
+        assert code == 0, command
+        assert not [option for option in options if option not in text], command
 
 
 @pytest.fixture
