@@ -96,8 +96,7 @@ void kvt_ring_word_wait(_Atomic uint32_t *word, int64_t timeout_ns)
     (void)syscall(SYS_futex, (void *)word, FUTEX_WAIT, KVT_RING_BY_WORD, &limit, NULL, 0);
 }
 
-/* Ring the consumer if it announced sleep. */
-static void wake_consumer(struct kvt_ring *ring)
+void kvt_ring_bell(struct kvt_ring *ring)
 {
     struct kvt_ring_shared *shared = ring->shared;
 
@@ -113,20 +112,12 @@ static void wake_consumer(struct kvt_ring *ring)
     }
 }
 
-/* Publish the producer's position. */
-static void publish_tail(struct kvt_ring *ring)
-{
-    /* seq_cst (and so release): Dekker with kvt_ring_sleep(), which stores sleeping, loads tail */
-    atomic_store_explicit(&ring->shared->tail, ring->tail, memory_order_seq_cst);
-    wake_consumer(ring);
-}
-
 void kvt_ring_close(struct kvt_ring *ring)
 {
-    /* seq_cst: the same handshake as publish_tail()'s; acquire: what follows stays behind it and
-     * pairs with kvt_ring_closed() */
+    /* seq_cst: the same handshake as a push's; acquire: what follows stays behind it and pairs with
+     * kvt_ring_closed() */
     atomic_exchange_explicit(&ring->shared->closed, 1, memory_order_seq_cst);
-    wake_consumer(ring);
+    kvt_ring_bell(ring);
 }
 
 int kvt_ring_closed(struct kvt_ring *ring)
@@ -164,14 +155,21 @@ void *kvt_ring_reserve(struct kvt_ring *ring, uint32_t bytes)
     return ring->data + offset + FRAME_WORD_BYTES;
 }
 
-void kvt_ring_push(struct kvt_ring *ring, uint32_t bytes)
+void kvt_ring_push_quiet(struct kvt_ring *ring, uint32_t bytes)
 {
     uint64_t offset = ring->tail & (ring->capacity - 1);
     uint64_t word = frame_word(FRAME_MESSAGE, bytes);
 
     memcpy(ring->data + offset, &word, sizeof word);
     ring->tail += FRAME_WORD_BYTES + bytes;
-    publish_tail(ring);
+    /* seq_cst (and so release): Dekker with kvt_ring_sleep(), which stores sleeping, loads tail */
+    atomic_store_explicit(&ring->shared->tail, ring->tail, memory_order_seq_cst);
+}
+
+void kvt_ring_push(struct kvt_ring *ring, uint32_t bytes)
+{
+    kvt_ring_push_quiet(ring, bytes);
+    kvt_ring_bell(ring);
 }
 
 static void give_back(struct kvt_ring *ring, uint64_t bytes)
@@ -184,7 +182,7 @@ static void give_back(struct kvt_ring *ring, uint64_t bytes)
 int kvt_ring_peek(struct kvt_ring *ring, const void **frame)
 {
     for (;;) {
-        /* acquire: pairs with publish_tail() */
+        /* acquire: pairs with kvt_ring_push_quiet() */
         uint64_t tail = atomic_load_explicit(&ring->shared->tail, memory_order_acquire);
         uint64_t used = tail - ring->head;
         uint64_t offset = ring->head & (ring->capacity - 1);
@@ -224,7 +222,7 @@ void kvt_ring_pop(struct kvt_ring *ring)
 
 static bool announce(struct kvt_ring *ring, uint32_t how)
 {
-    /* seq_cst on all: Dekker with publish_tail() and kvt_ring_close() */
+    /* seq_cst on all: Dekker with kvt_ring_push_quiet() and kvt_ring_close() */
     atomic_store_explicit(&ring->shared->sleeping, how, memory_order_seq_cst);
     if (atomic_load_explicit(&ring->shared->tail, memory_order_seq_cst) == ring->head &&
         !atomic_load_explicit(&ring->shared->closed, memory_order_seq_cst))

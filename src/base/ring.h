@@ -49,9 +49,13 @@ __attribute__((warn_unused_result)) int kvt_ring_init(struct kvt_ring *ring, voi
 
 /* Producer: space for a frame of `bytes` (multiple of 8, > 0, <= capacity/4); NULL when full or
  * when `bytes` is not such a number. The frame becomes visible at kvt_ring_push(), which also rings
- * the consumer if it sleeps; it may push fewer bytes than were reserved, never more. */
+ * the consumer if it sleeps; it may push fewer bytes than were reserved, never more.
+ * kvt_ring_push_quiet() shows the frame to a consumer that is awake and rings nobody: whoever has
+ * more to push rings once for all of it, by kvt_ring_bell(), before it does anything else. */
 void *kvt_ring_reserve(struct kvt_ring *ring, uint32_t bytes);
 void kvt_ring_push(struct kvt_ring *ring, uint32_t bytes);
+void kvt_ring_push_quiet(struct kvt_ring *ring, uint32_t bytes);
+void kvt_ring_bell(struct kvt_ring *ring);
 
 /* Consumer: the next frame (borrowed until kvt_ring_pop()). Returns its bytes, 0 when empty, or
  * KVT_E_CORRUPT. */

@@ -70,18 +70,6 @@ static void *call_begin(struct kvt_cache *cache, struct kvt_call *call, uint32_t
     }
 }
 
-/* The reply thread hears of what comes from now on. It slept meanwhile, since nobody rings it while
- * the ring says that nobody sleeps, or somebody else. That may be the ring of another connection
- * than ours by now. */
-static void call_hand_back(struct kvt_cache *cache)
-{
-    /* a filler whose frame is still being written keeps us awake, and is no reply: once more */
-    while (!cache->broken && !kvt_ring_sleep(&cache->channel.replies))
-        (void)kvt_reply_drain(cache);
-    if (cache->broken) /* we found out: it does not know yet */
-        kvt_reply_wake(cache);
-}
-
 /* Look for the answer instead of sleeping, for as long as the user lets us (option "spin"). */
 static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
 {
@@ -98,7 +86,7 @@ static void call_spin(struct kvt_cache *cache, const struct kvt_call *call)
         if (late)
             break;
     }
-    call_hand_back(cache);
+    (void)kvt_reply_listen(cache);
 }
 
 /* Sleep on the ring itself and not on the reply thread: the store then wakes the caller at once,
@@ -124,7 +112,7 @@ static void call_lead(struct kvt_cache *cache, struct kvt_call *call)
         cache->lead = NULL;
         left = end - kvt_clock_now(&cache->clock);
     }
-    call_hand_back(cache);
+    (void)kvt_reply_listen(cache);
 }
 
 static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const void *msg)
@@ -133,6 +121,8 @@ static int32_t call_finish(struct kvt_cache *cache, struct kvt_call *call, const
         kvt_msg_push(cache, msg);
         call_spin(cache, call);
         call_lead(cache, call);
+        if (!call->done) /* the ring may have been left to the workers */
+            (void)kvt_reply_listen(cache);
         while (!call->done)
             pthread_cond_wait(&call->cond, &cache->lock);
     } else {

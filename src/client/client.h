@@ -151,6 +151,11 @@ void kvt_workers_wake(struct kvt_cache *cache); /* blocks became READY; lock hel
 int kvt_reply_start(struct kvt_cache *cache);
 /* Handle replies that are there, pump and wake who waits; lock held. Returns replies handled. */
 int kvt_reply_drain(struct kvt_cache *cache);
+/* Who reads the reply ring, in turn with the reply thread: _busy() a worker that takes a batch, and
+ * leaves the ring to the workers where nobody waits for a reply meanwhile; _listen() whoever stops
+ * reading: the reply thread hears of what comes from now on. Lock held. Returns replies handled. */
+void kvt_reply_busy(struct kvt_cache *cache);
+int kvt_reply_listen(struct kvt_cache *cache);
 void kvt_reply_stop(struct kvt_cache *cache);
 void kvt_reply_wake(struct kvt_cache *cache); /* any thread */
 

@@ -452,4 +452,5 @@ void kvt_engine_fail_all(struct kvt_cache *cache)
     while ((block = kvt_bq_pop(cache, &cache->reload)) != NULL)
         kvt_engine_block_done(cache, block, kvt_lost_status(cache));
     pthread_cond_broadcast(&cache->room);
+    kvt_reply_wake(cache); /* it connects again, and may not be who found out */
 }

@@ -3,7 +3,13 @@
  * It sleeps in poll() on the ring's event fd, on a wake fd of ours and on the socket of a remote
  * store; it never spins. A remote store that is gone is looked for here (remote.c). While a
  * message waits for room in the request ring and no reply is due that would announce it, it looks
- * again every millisecond. Threads: this file is one thread, but for start, stop and wake.
+ * again every millisecond.
+ * While all workers decode, grants that come are of use to nobody before one of them is done: the
+ * ring is left to them, and the store rings no one. A load from DRAM then costs one wake-up of this
+ * thread instead of one for each handful of grants.
+ * Invariant: a ring in which no sleep is announced is read by somebody who is awake, and who
+ * announces this thread's before he stops.
+ * Threads: this file is one thread, but for start, stop, wake, and what says so.
  */
 #include <errno.h>
 #include <poll.h>
@@ -65,6 +71,43 @@ static void drain_fd(int fd)
     } while (n < 0 && errno == EINTR);
 }
 
+/* Whether the workers read the ring: all of them are coding, so each looks at it when it is done
+ * with its batch. Not where somebody waits for a reply: calls, ends of stores, lanes of devices. */
+static bool workers_read(const struct kvt_cache *cache)
+{
+    const struct kvt_pool *pool;
+    if (cache->worker_count == 0 || cache->workers_idle > 0 || cache->stop_workers ||
+        cache->flight_count[KVT_C_STORE] + cache->flight_count[KVT_C_CALL] > 0)
+        return false;
+    TAILQ_FOREACH(pool, &cache->pools, list)
+    {
+        if (pool->gpu != NULL)
+            return false;
+    }
+    return true;
+}
+
+void kvt_reply_busy(struct kvt_cache *cache)
+{
+    if (cache->broken || cache->lead != NULL) /* who leads has announced its sleep, or is awake */
+        return;
+    if (workers_read(cache))
+        kvt_ring_awake(&cache->channel.replies);
+    else
+        (void)kvt_reply_listen(cache);
+}
+
+/* The thread slept meanwhile, since nobody rings it while the ring says that nobody sleeps, or
+ * somebody else. That may be the ring of another connection than before by now. */
+int kvt_reply_listen(struct kvt_cache *cache)
+{
+    int handled = 0;
+    /* a filler whose frame is still being written keeps us awake, and is no reply: once more */
+    while (!cache->broken && cache->lead == NULL && !kvt_ring_sleep(&cache->channel.replies))
+        handled += kvt_reply_drain(cache);
+    return handled;
+}
+
 /* Announce sleep, unless there is something to do. Under the lock: callers that spin read the ring
  * too. false: look again. */
 static bool fall_asleep(struct kvt_cache *cache, int *limit_ms)
@@ -77,7 +120,8 @@ static bool fall_asleep(struct kvt_cache *cache, int *limit_ms)
             *limit_ms = watch;
     }
     /* who leads has announced it already, and wakes us by announcing ours when it is done */
-    bool asleep = cache->broken || cache->lead != NULL || kvt_ring_sleep(&cache->channel.replies);
+    bool asleep = cache->broken || cache->lead != NULL || workers_read(cache) ||
+                  kvt_ring_sleep(&cache->channel.replies);
     pthread_mutex_unlock(&cache->lock);
     return asleep;
 }

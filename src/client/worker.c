@@ -138,6 +138,7 @@ static void work_once(struct kvt_cache *cache)
     if (count == 0) /* another worker was faster */
         return;
     kvt_workers_wake(cache);
+    kvt_reply_busy(cache);
     const struct kvt_req *req = kvt_block_req(cache, batch[0]);
     pthread_mutex_unlock(&cache->lock);
     for (uint32_t i = 0; i < count; i++)
@@ -146,7 +147,8 @@ static void work_once(struct kvt_cache *cache)
     pthread_mutex_lock(&cache->lock);
     for (uint32_t i = 0; i < count; i++)
         kvt_coding_end(cache, kind, batch[i], &outcomes[i]);
-    kvt_pump(cache);
+    if (kvt_reply_drain(cache) == 0) /* pumps when there are any */
+        kvt_pump(cache);
 }
 
 static void *worker_main(void *arg)
@@ -159,6 +161,8 @@ static void *worker_main(void *arg)
             kvt_planning_learn(cache);
             continue;
         }
+        if (kvt_reply_listen(cache) > 0)
+            continue;
         cache->workers_idle++;
         pthread_cond_wait(&cache->work, &cache->lock);
         cache->workers_idle--;
@@ -189,7 +193,9 @@ void kvt_workers_wake(struct kvt_cache *cache)
 int kvt_workers_start(struct kvt_cache *cache)
 {
     uint32_t want = (uint32_t)cache->settings->threads;
+    pthread_mutex_lock(&cache->lock);
     cache->worker_count = want; /* before the first thread reads it */
+    pthread_mutex_unlock(&cache->lock);
     for (uint32_t i = 0; i < want; i++) {
         char name[16];
         (void)snprintf(name, sizeof(name), "kvt-work-%u", i % 1000);
@@ -214,5 +220,7 @@ void kvt_workers_stop(struct kvt_cache *cache)
     pthread_mutex_unlock(&cache->lock);
     for (uint32_t i = 0; i < count; i++)
         pthread_join(cache->workers[i], NULL);
+    pthread_mutex_lock(&cache->lock);
     cache->worker_count = 0;
+    pthread_mutex_unlock(&cache->lock);
 }

@@ -186,6 +186,7 @@ static void *owner_thread(void *arg)
         kvt_owner_reclaim_turn(owner);
         any = kvt_owner_clients_turn(owner);
         next_run = kvt_store_run(owner->store);
+        kvt_owner_ring_all(owner);
         if (any || owner->again) {
             owner->again = 0;
             busy_ns = 0;
@@ -250,6 +251,7 @@ void kvt_owner_stop(struct kvt_owner *owner, int64_t timeout_ns)
         kvt_owner_wake(owner);
         pthread_join(owner->thread, NULL);
         kvt_store_close(owner->store, timeout_ns);
+        kvt_owner_ring_all(owner);
     }
     for (uint32_t i = 0; i < KVT_OWNER_CLIENTS_MAX; i++)
         kvt_owner_wire_free(&owner->clients[i]);

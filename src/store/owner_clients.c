@@ -17,6 +17,9 @@ static_assert(KVT_SLOT_CLIENTS % KVT_OWNER_CLIENTS_MAX == 0,
               "the bytes of live clients are counted apart");
 
 #define MESSAGES_PER_TURN 64 /* of one client, before others and the store get their turn */
+/* Replies between two bells. A client that keeps up with us would be woken, and fall asleep again,
+ * for each grant of a load; so many records keep its workers busy until the next bell. */
+#define REPLIES_PER_BELL 32
 
 /* ---- turns: the owner's thread ------------------------------------------------------------- */
 
@@ -42,7 +45,10 @@ void kvt_owner_reply(void *ctx, uint32_t client_number, const struct kvt_msg *ms
     frame = kvt_ring_reserve(&client->replies, msg->bytes);
     if (frame) {
         memcpy(frame, msg, msg->bytes);
-        kvt_ring_push(&client->replies, msg->bytes);
+        kvt_ring_push_quiet(&client->replies, msg->bytes);
+        owner->unrung = 1;
+        if (++client->unrung % REPLIES_PER_BELL == 0)
+            kvt_ring_bell(&client->replies);
         return;
     }
     /* It was owed less than it had room for, so it breaks the protocol: dropped after this turn,
@@ -51,6 +57,23 @@ void kvt_owner_reply(void *ctx, uint32_t client_number, const struct kvt_msg *ms
     atomic_compare_exchange_strong_explicit(&client->place, &place, KVT_PLACE_BROKEN,
                                             memory_order_acq_rel, memory_order_acquire);
     owner->again = 1;
+}
+
+void kvt_owner_ring_all(struct kvt_owner *owner)
+{
+    if (!owner->unrung)
+        return;
+    owner->unrung = 0;
+    for (uint32_t i = 0; i < kvt_owner_places(owner); i++) {
+        struct kvt_owner_client *client = &owner->clients[i];
+        int place = kvt_owner_place(client);
+
+        if (place != KVT_PLACE_LIVE && place != KVT_PLACE_LEAVING)
+            continue; /* not ours to touch, or told already */
+        if (client->unrung)
+            kvt_ring_bell(&client->replies);
+        client->unrung = 0;
+    }
 }
 
 /* Handle some messages of one client. Returns whether there were any. */
@@ -75,6 +98,7 @@ static bool client_turn(struct kvt_owner *owner, struct kvt_owner_client *client
         broken = msg->bytes > (uint32_t)bytes;
         if (!broken) {
             int rc = kvt_store_handle(owner->store, client->number, msg);
+            kvt_owner_ring_all(owner);
             broken = rc < 0 || (rc > 0 && client->remote);
         }
     }
@@ -203,6 +227,7 @@ int kvt_owner_attach(struct kvt_owner *owner, const struct kvt_wire *wire, uint3
     if (!client)
         return KVT_E_LIMIT;
     client->told = false;
+    client->unrung = 0;
     atomic_store_explicit(&client->expelled, 0, memory_order_relaxed);
     client->remote = wire->request_fd != owner->wake_fd;
     client->broken_fd = wire->broken_fd;

@@ -40,7 +40,8 @@ struct kvt_owner_client {
     bool told;   /* BROKEN, and it has been told */
     _Atomic int expelled; /* BROKEN because somebody wanted it */
     int broken_fd;
-    void *memory; /* ours; NULL: the wire is somebody else's */
+    uint32_t unrung; /* replies that it may be asleep over */
+    void *memory;    /* ours; NULL: the wire is somebody else's */
 };
 
 struct kvt_owner {
@@ -48,7 +49,8 @@ struct kvt_owner {
     struct kvt_store_params params;
     pthread_t thread;
     int started;
-    int again; /* the owner's thread: a client broke while it was not its turn */
+    int again;  /* the owner's thread: a client broke while it was not its turn */
+    int unrung; /* the owner's thread: some client may be asleep over replies */
     int wake_fd;
     _Atomic int64_t spin_ns;
     _Atomic int stopping;
@@ -99,6 +101,8 @@ static inline uint32_t kvt_owner_places(const struct kvt_owner *owner)
 /* One turn for every client. Whether there was anything to do. */
 bool kvt_owner_clients_turn(struct kvt_owner *owner);
 void kvt_owner_reclaim_turn(struct kvt_owner *owner);
+/* Wake the clients that sleep over replies: before anything else is done. */
+void kvt_owner_ring_all(struct kvt_owner *owner);
 /* Any thread, once nothing uses them: memory and reply fd of a client of this process. */
 void kvt_owner_wire_free(struct kvt_owner_client *client);
 

@@ -23,6 +23,8 @@
 #include "kvtier/error.h"
 #include "store/store_impl.h"
 
+#define GRANT_PIECE 32u /* keys */
+
 /* Why a key cannot be had, counted; or its entry. */
 static uint32_t wanted_entry(struct kvt_store *store, const struct kvt_load *load,
                              const struct kvt_full_key *full)
@@ -149,14 +151,14 @@ static enum kvt_started start_item(struct kvt_store *store, struct kvt_load *loa
     return KVT_STARTED;
 }
 
-/* Start what can be started. Returns KVT_STARTED, or what the load waits for. */
-static enum kvt_started load_start(struct kvt_store *store, struct kvt_load *load, bool may_read)
+/* Start what can be started, at most `max` keys. ahead: bytes pinned in this turn that are still to
+ * be granted. Returns KVT_STARTED, or what the load waits for. */
+static enum kvt_started load_start(struct kvt_store *store, struct kvt_load *load, bool may_read,
+                                   uint32_t max, uint64_t *ahead)
 {
-    uint64_t ahead = 0; /* pinned in this walk, and granted right after it or when it is read */
-
-    while (load->start != KVT_NO_NUMBER && !load->cut) {
+    for (uint32_t i = 0; i < max && load->start != KVT_NO_NUMBER && !load->cut; i++) {
         uint32_t item = load->start;
-        enum kvt_started started = start_item(store, load, item, may_read, &ahead);
+        enum kvt_started started = start_item(store, load, item, may_read, ahead);
 
         if (started != KVT_STARTED) {
             store->items[item].slot = KVT_SLOT_NONE;
@@ -241,6 +243,29 @@ static bool load_grant(struct kvt_store *store, uint32_t number)
     return true;
 }
 
+/* Start and grant, piece by piece as long as everything is in DRAM: the client decodes the first
+ * records while the last ones are looked up. Returns whether the load has ended; *waits: what for,
+ * if not. */
+static bool load_go(struct kvt_store *store, uint32_t number, bool may_read,
+                    enum kvt_started *waits)
+{
+    struct kvt_load *load = &store->loads[number];
+    uint32_t piece = GRANT_PIECE;
+    uint64_t ahead = 0;
+
+    for (;;) {
+        *waits = load_start(store, load, may_read, piece, &ahead);
+        if (load_grant(store, number))
+            return true;
+        if (*waits != KVT_STARTED || load->start == KVT_NO_NUMBER || load->cut)
+            return false;
+        if (load->first == load->start)
+            ahead = 0;
+        else
+            piece = UINT32_MAX; /* reads are under way: all that may be are asked for together */
+    }
+}
+
 /* One load's turn. blocked: an older one lacks a slot. Returns when it wants its next turn. */
 static int64_t load_turn(struct kvt_store *store, uint32_t number, int64_t now, bool *blocked)
 {
@@ -252,11 +277,10 @@ static int64_t load_turn(struct kvt_store *store, uint32_t number, int64_t now, 
         kvt_load_end(store, number, KVT_E_DEADLINE, false);
         return INT64_MAX;
     }
-    waits = load_start(store, load, !*blocked);
+    if (load_go(store, number, !*blocked, &waits))
+        return INT64_MAX;
     if (load->start != before)
         load->blocked_ns = 0;
-    if (load_grant(store, number))
-        return INT64_MAX;
     if (waits != KVT_WAITS_FOR_SLOT && waits != KVT_OVER_SHARE) {
         load->blocked_ns = 0;
         return load->deadline_ns;

@@ -1,7 +1,7 @@
 /* Calls that wait for one reply: whoever reads the reply ring, its answer is heard of.
  *
  * Goal:   a caller that gave up reading the ring itself has left nothing behind for which the reply
- *         thread is not rung.
+ *         thread is not rung; nor has a worker, to which the ring was left while it was coding.
  * Method: the test takes the store's place at the ring of replies, behind the client's back, and
  *         answers when the caller has stopped leading: once with the ring empty meanwhile, once
  *         with a reply begun at the end of the ring (a filler is there, no frame behind it yet).
@@ -163,11 +163,100 @@ static void so_do_those_begun_when_it_stops_reading(void **state)
         answer_late(true);
 }
 
+/* All workers are coding, as far as the cache knows, and a load is under way: the ring is left to
+ * them. (The real ones sleep all the time.) */
+static void workers_busy(bool busy)
+{
+    struct kvt_cache *cache = rig.cache;
+
+    pthread_mutex_lock(&cache->lock);
+    while (busy && cache->workers_idle < cache->worker_count) { /* they have just been started */
+        pthread_mutex_unlock(&cache->lock);
+        usleep(1000);
+        pthread_mutex_lock(&cache->lock);
+    }
+    cache->workers_idle = busy ? 0 : cache->worker_count;
+    cache->active_count = busy ? 1 : 0; /* nobody leads */
+    kvt_reply_busy(cache);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+static uint32_t announced(void)
+{
+    return atomic_load(&store.shared->sleeping);
+}
+
+/* Nobody is rung for what all workers will see soon; but for a call, which waits. */
+static void a_call_is_heard_while_the_ring_is_left_to_workers(void **state)
+{
+    struct kvt_msg_lookup_reply *reply;
+    struct timespec limit;
+    pthread_t thread;
+    uint64_t cookie;
+    bool leading;
+
+    (void)state;
+    set_up();
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        workers_busy(true);
+        assert_int_equal(announced(), KVT_RING_AWAKE);
+        kvt_reply_wake(rig.cache); /* nor does the thread announce itself */
+        usleep(2000);
+        assert_int_equal(announced(), KVT_RING_AWAKE);
+        assert_int_equal(pthread_create(&thread, NULL, look_up, NULL), 0);
+        while ((cookie = asked(&leading)) == 0)
+            usleep(100);
+        while (announced() != KVT_RING_BY_EVENT)
+            usleep(100);
+        assert_false(leading);
+        while ((reply = kvt_ring_reserve(&store, FRAME)) == NULL)
+            usleep(100);
+        reply_make(reply, cookie);
+        kvt_ring_push(&store, FRAME);
+        clock_gettime(CLOCK_REALTIME, &limit);
+        limit.tv_sec += 20;
+        assert_int_equal(sem_timedwait(&answered, &limit), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        workers_busy(false);
+        assert_int_equal(announced(), KVT_RING_BY_EVENT);
+    }
+}
+
+/* A worker that runs out of work leaves the ring to the reply thread: what comes then is heard. */
+static void the_thread_hears_what_comes_after_the_workers(void **state)
+{
+    struct rig_shape shape = rig_shape_small(32);
+
+    (void)state;
+    rig_init(&rig, &shape, "dram=8MiB,threads=2", NULL);
+    rig_open(&rig);
+    store = rig.cache->channel.replies; /* to look at, no more */
+    assert_int_equal(rig_store(&rig, 1, 32, 0, NULL), 32);
+    for (unsigned i = 0; i < 50 * ROUNDS; i++) {
+        assert_int_equal(rig_load(&rig, 1, 1 + i % 32, NULL), 1 + i % 32);
+        if (i % 50 != 0)
+            continue;
+        for (unsigned tries = 0; announced() != KVT_RING_BY_EVENT; tries++) {
+            assert_true(tries < 20000);
+            usleep(1000);
+        }
+    }
+}
+
+static int free_only(void **state)
+{
+    (void)state;
+    rig_free(&rig);
+    return 0;
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(late_answers_reach_the_caller, tear_down),
         cmocka_unit_test_teardown(so_do_those_begun_when_it_stops_reading, tear_down),
+        cmocka_unit_test_teardown(a_call_is_heard_while_the_ring_is_left_to_workers, tear_down),
+        cmocka_unit_test_teardown(the_thread_hears_what_comes_after_the_workers, free_only),
     };
 
     return cmocka_run_group_tests_name("client_call", tests, NULL, NULL);

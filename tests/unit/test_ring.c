@@ -252,6 +252,40 @@ static void test_sleep_handshake(void **state)
     teardown(&m);
 }
 
+/* Frames pushed without a bell are there for who is awake; who sleeps is woken by the bell, once.
+ */
+static void test_quiet_frames_and_a_bell(void **state)
+{
+    struct mapping m;
+
+    (void)state;
+    setup(&m, CAPACITY);
+    assert_non_null(kvt_ring_reserve(&m.producer, 8));
+    kvt_ring_push_quiet(&m.producer, 8);
+    assert_int_equal(kvt_ring_sleep(&m.consumer), 0); /* it is seen */
+    for (int i = 0; i < 2; i++) {
+        const void *frame;
+
+        assert_int_equal(kvt_ring_peek(&m.consumer, &frame), 8);
+        kvt_ring_pop(&m.consumer);
+        assert_int_equal(kvt_ring_sleep(&m.consumer), 1);
+        for (int k = 0; k < 3; k++) {
+            assert_non_null(kvt_ring_reserve(&m.producer, 8));
+            kvt_ring_push_quiet(&m.producer, 8);
+        }
+        assert_false(rung(m.fd));
+        kvt_ring_bell(&m.producer);
+        assert_true(rung(m.fd));
+        kvt_ring_bell(&m.producer);
+        assert_false(rung(m.fd));
+        for (int k = 0; k < 2; k++) {
+            assert_int_equal(kvt_ring_peek(&m.consumer, &frame), 8);
+            kvt_ring_pop(&m.consumer);
+        }
+    }
+    teardown(&m);
+}
+
 /* Sleep on the word: the descriptor stays quiet, one push ends it, and so does a close; who
  * announces for the descriptor behind it is rung as ever. */
 static void test_sleep_on_the_word(void **state)
@@ -527,6 +561,7 @@ int main(void)
         cmocka_unit_test(test_push_less_than_reserved),
         cmocka_unit_test(test_reserve_without_push),
         cmocka_unit_test(test_sleep_handshake),
+        cmocka_unit_test(test_quiet_frames_and_a_bell),
         cmocka_unit_test(test_sleep_on_the_word),
         cmocka_unit_test(test_two_threads),
         cmocka_unit_test(test_two_threads_by_word),
