@@ -16,9 +16,10 @@
  *   (verify, decode)
  *   RELEASE slots, good or bad     ->   -   (bad: the store drops that record, counted)
  *   ACQUIRE direct                 ->   GRANT: a record in DRAM as above; one on disk only stays
- * there, pinned: root, segment, offset (read the file, verify, decode) RELEASE direct ->   - (bad:
- * the store drops the disk's copy) CANCEL cookie of an ACQUIRE    ->   the GRANTs still owed arrive
- * with KVT_E_CANCELED
+ *                                       there, pinned: root, segment, offset
+ *   (read the file, verify, decode)
+ *   RELEASE direct                 ->   -   (bad: the store drops the disk's copy)
+ *   CANCEL cookie of an ACQUIRE    ->   the GRANTs still owed arrive with KVT_E_CANCELED
  */
 #ifndef KVT_FORMAT_MESSAGE_H
 #define KVT_FORMAT_MESSAGE_H
