@@ -219,9 +219,13 @@ int kvt_ns_limit(struct kvt_ns *ns, const struct kvt_ns_limits *limits)
     if (rc != 0)
         return rc;
     struct kvt_cache *cache = ns->cache;
+    cache->callers++;
+    ns->refs++;
+    while (ns->limiting) /* one after the other: else one that fails would undo another's */
+        pthread_cond_wait(&cache->idle, &cache->lock);
+    ns->limiting = true;
     const uint64_t quota_before = ns->quota_bytes;
     const int64_t ttl_before = ns->ttl_ns;
-    cache->callers++;
     if (limits->quota_bytes != 0)
         ns->quota_bytes = limits->quota_bytes;
     if (limits->ttl_ns != 0)
@@ -231,6 +235,8 @@ int kvt_ns_limit(struct kvt_ns *ns, const struct kvt_ns_limits *limits)
         ns->quota_bytes = quota_before;
         ns->ttl_ns = ttl_before;
     }
+    ns->limiting = false;
+    ns->refs--;
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);
     pthread_mutex_unlock(&cache->lock);

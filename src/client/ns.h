@@ -44,6 +44,7 @@ struct kvt_ns {
     struct kvt_prefill prefill;
     uint64_t quota_bytes; /* as a message says them: 0 nothing */
     int64_t ttl_ns;
+    bool limiting;                /* somebody is in kvt_ns_limit() */
     char label[64];               /* of the model, for people */
     struct kvt_choice_memo *memo; /* NULL: choices are not remembered */
     /* A group has news; released by who chooses, acquired by who saves. */
