@@ -82,22 +82,33 @@ static void describe(const char *path, int code, char *text, size_t len)
                        kvt_strerror(code));
 }
 
+int64_t kvt_link_shift(int64_t sent_ns, int64_t theirs_ns, int64_t received_ns)
+{
+    if (theirs_ns == 0 || (sent_ns <= theirs_ns && theirs_ns <= received_ns))
+        return 0;
+    return theirs_ns - (sent_ns + (received_ns - sent_ns) / 2);
+}
+
 /* Send HELLO, take WELCOME and, an engine, its descriptors. */
 static int greet(struct kvt_link *link, uint32_t kind, struct kvt_welcome *welcome,
                  int fds[KVT_WELCOME_FDS], size_t *count, char *text, size_t len)
 {
     struct kvt_hello hello;
+    const struct kvt_clock clock = kvt_clock_system();
     hello_make(&hello, kind);
+    const int64_t sent_ns = kvt_clock_now(&clock);
     int rc = kvt_sock_send(link->sock, &hello, sizeof(hello), NULL, 0);
     if (rc != 0)
         return rc;
     int bytes = kvt_sock_recv(link->sock, welcome, sizeof(*welcome), fds, KVT_WELCOME_FDS, count);
+    const int64_t received_ns = kvt_clock_now(&clock);
     if (bytes <= 0)
         return bytes == 0 ? KVT_E_CORRUPT : bytes;
     if (bytes != (int)sizeof(*welcome) || welcome->magic != KVT_HANDSHAKE_MAGIC ||
         welcome->bytes != sizeof(*welcome))
         return KVT_E_CORRUPT;
     welcome->text[sizeof(welcome->text) - 1] = '\0';
+    link->clock_shift_ns = kvt_link_shift(sent_ns, welcome->now_ns, received_ns);
     if (welcome->status != 0) {
         (void)snprintf(text, len, "the kvtierd at %.100s refuses: %s", link->path, welcome->text);
         return welcome->status < 0 ? welcome->status : KVT_E_CORRUPT;

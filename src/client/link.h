@@ -14,6 +14,7 @@ struct kvt_link {
     struct kvt_wire wire;
     struct kvt_arena_map rings, memory; /* what is mapped; their fd is closed */
     uint32_t client;                    /* the daemon's number for us */
+    int64_t clock_shift_ns; /* what the daemon's clock is ahead of ours; 0: it is the same one */
 };
 
 void kvt_link_init(struct kvt_link *link, const char *path);
@@ -23,6 +24,10 @@ void kvt_link_init(struct kvt_link *link, const char *path);
  * KVT_E_LIMIT, KVT_E_CORRUPT, ... Nothing is left behind then. */
 __attribute__((warn_unused_result)) int kvt_link_dial(struct kvt_link *link, char *text,
                                                       size_t len);
+
+/* How far a clock that said `theirs` between two readings of ours is ahead of it: 0 for the same
+ * clock, exactly; else (another time namespace) to half of what lay between. theirs 0: not said. */
+int64_t kvt_link_shift(int64_t sent_ns, int64_t theirs_ns, int64_t received_ns);
 
 /* Ask a kvtierd something as a control client ("stat"): the whole answer, malloc'd. 0, or an error
  * with a sentence in why. Blocks for some seconds at most. */

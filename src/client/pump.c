@@ -15,9 +15,11 @@
 #define FRAME_EXTRA 16u
 #define CREDIT_ALL (KVT_CLIENT_RING_BYTES - KVT_MSG_BYTES_MAX - FRAME_EXTRA)
 #define GRANT_CREDIT ((uint32_t)sizeof(struct kvt_msg_grant) + FRAME_EXTRA)
-#define SLOTS_PER_MESSAGE 64u /* of COMMIT, ABORT, RELEASE */
-#define BLOCKS_PER_ALLOC 32u  /* small, so that encoding overlaps with allocation */
-#define ACQUIRE_KEYS_MIN 64u  /* do not dribble out a long chain when credits are short */
+#define SLOTS_PER_MESSAGE 64u                /* of COMMIT, ABORT, RELEASE */
+#define GATHER_SLOTS (4 * SLOTS_PER_MESSAGE) /* held back for a while, and so many bytes */
+#define GATHER_BYTES (UINT64_C(16) << 20)
+#define BLOCKS_PER_ALLOC 32u /* small, so that encoding overlaps with allocation */
+#define ACQUIRE_KEYS_MIN 64u /* do not dribble out a long chain when credits are short */
 
 static const uint32_t credit_max[KVT_C_CLASSES] = {
     [KVT_C_LOAD] = CREDIT_ALL / 2, [KVT_C_STORE] = CREDIT_ALL / 4, [KVT_C_CALL] = CREDIT_ALL / 4};
@@ -175,16 +177,25 @@ static void gave_back(struct kvt_cache *cache, struct kvt_block *block, int kind
     kvt_engine_block_done(cache, block, cache->statuses[block - cache->blocks]);
 }
 
-/* Slots of loads from DRAM gather into whole messages while workers have more to do: each message
- * may have to wake the store. What came from disk lies in slots that other reads wait for. */
-static bool may_gather(const struct kvt_cache *cache, const struct kvt_block_queue *queue)
+/* Slots of loads from DRAM gather while workers have more to do: whoever sends them has to wake the
+ * store. Not what came from disk: other reads wait for its slots; nor the last ones of a request.
+ */
+static bool may_gather(struct kvt_cache *cache, const struct kvt_block_queue *queue)
 {
-    if (queue->count >= SLOTS_PER_MESSAGE || cache->ready[KVT_REQ_LOAD].count == 0)
+    uint64_t bytes = 0;
+    uint32_t run = 0, run_req = KVT_NONE;
+    if (queue->count >= GATHER_SLOTS || cache->ready[KVT_REQ_LOAD].count == 0)
         return false;
-    for (uint32_t i = queue->head; i != KVT_NONE; i = cache->blocks[i].next)
-        if (cache->blocks[i].tier != KVT_TIER_DRAM)
+    for (uint32_t i = queue->head; i != KVT_NONE; i = cache->blocks[i].next) {
+        const struct kvt_block *block = &cache->blocks[i];
+        const struct kvt_req *req = kvt_block_req(cache, block);
+        run = block->req == run_req ? run + 1 : 1;
+        run_req = block->req;
+        if (block->tier != KVT_TIER_DRAM || req->done + run == req->n)
             return false;
-    return true;
+        bytes += block->record_bytes;
+    }
+    return bytes < KVT_MIN(GATHER_BYTES, cache->arena_bytes / 32);
 }
 
 static void send_give_back(struct kvt_cache *cache, int kind)
@@ -360,6 +371,15 @@ static void ask_stores(struct kvt_cache *cache)
     }
 }
 
+/* A deadline by the clock of the store, which may live in another time namespace. */
+static int64_t store_deadline(const struct kvt_cache *cache, int64_t deadline_ns)
+{
+    int64_t at;
+    if (deadline_ns == INT64_MAX || !kvt_add_ok(deadline_ns, cache->link.clock_shift_ns, &at))
+        return INT64_MAX;
+    return at;
+}
+
 /* ACQUIRE blocks [index, index + count) of a request. */
 static bool send_acquire(struct kvt_cache *cache, struct kvt_req *req, uint32_t index,
                          uint32_t count, bool direct)
@@ -375,7 +395,7 @@ static bool send_acquire(struct kvt_cache *cache, struct kvt_req *req, uint32_t 
         kvt_flight_put(cache, flight);
         return false;
     }
-    msg->deadline_ns = req->deadline_ns;
+    msg->deadline_ns = store_deadline(cache, req->deadline_ns);
     msg->min_level = req->min_level;
     msg->direct = direct;
     struct kvt_block *blocks = &cache->blocks[req->first + index];

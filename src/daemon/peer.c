@@ -73,6 +73,7 @@ static void welcome_make(const struct kvt_server *server, struct kvt_welcome *we
                              .arena_bytes = server->params.host->memory.arena_bytes,
                              .ring_bytes = RING_BYTES,
                              .pid = (uint32_t)getpid(),
+                             .now_ns = now_of(server),
                              .flags = server->params.host->memory.huge ? KVT_WELCOME_HUGE : 0};
     (void)snprintf(welcome->version, sizeof(welcome->version), "%s", kvt_version());
 }

@@ -60,8 +60,9 @@ struct kvt_welcome {
     uint32_t ring_bytes; /* of each ring */
     uint32_t pid;        /* of the daemon, for people */
     char version[32];
-    char text[248]; /* status != 0: a sentence that names what is wrong and the remedy */
-    uint32_t flags; /* KVT_WELCOME_*; 0 from who knows none: they were the end of the text */
+    char text[240]; /* status != 0: a sentence that names what is wrong and the remedy */
+    int64_t now_ns; /* the daemon's CLOCK_MONOTONIC, which deadlines are told by; 0: not said */
+    uint32_t flags; /* KVT_WELCOME_*; 0 from who knows none, as now_ns: they were text once */
     uint32_t reserved;
 };
 static_assert(sizeof(struct kvt_welcome) == 344, "fixed on the wire");

@@ -2,14 +2,17 @@
  *
  * Goal:   what one process stores another one loads, exactly; DRAM outlives its clients; a cache
  *         whose daemon is away or goes away runs on with misses, says so once and comes back; who
- * may connect, with which version, to which socket is checked and refused by name. Method: real
- * kvtierd processes on sockets and roots of their own; engines are rigs in this process or in
- * forked ones; whether blocks are exact is asserted by the rig for each page.
+ *         may connect, with which version, to which socket is checked and refused by name.
+ * Method: real kvtierd processes on sockets and roots of their own; engines are rigs in this
+ *         process or in forked ones; whether blocks are exact is asserted by the rig for each page.
  */
 #include "support/rig.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -18,10 +21,15 @@
 #include <unistd.h>
 
 #include "base/sock.h"
+#include "client/link.h"
 #include "format/handshake.h"
 #include "format/message.h"
 #include "store/counters.h"
 #include "support/daemon_rig.h"
+
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x80 /* Linux 5.6 */
+#endif
 
 enum { BLOCKS = 24 };
 
@@ -247,6 +255,103 @@ static void limits_of_a_namespace_outlive_the_daemon(void **state)
     daemon_start(&server);
     wait_connected(&rig);
     assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), held);
+}
+
+static void *limit_again(void *quota)
+{
+    struct kvt_ns_limits limits = {.struct_size = sizeof(limits),
+                                   .quota_bytes = *(uint64_t *)quota};
+
+    for (int i = 0; i < 20; i++)
+        if (kvt_ns_limit(rig.ns, &limits) != 0)
+            return quota;
+    return NULL;
+}
+
+/* Threads that say different things at a time are heard one after the other, also by a daemon that
+ * comes meanwhile; who says something last has it. */
+static void limits_are_said_one_after_the_other(void **state)
+{
+    uint64_t quotas[4] = {64u << 10, 1u << 20, 2u << 20, KVT_LIMIT_NONE};
+    pthread_t threads[4];
+    void *failed;
+
+    (void)state;
+    begin("--dram 16MiB");
+    engine_open(&rig);
+    daemon_freeze(&server);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, limit_again, &quotas[i]), 0);
+    rig_sleep_ms(20);
+    daemon_kill(&server);
+    daemon_start(&server);
+    wait_connected(&rig);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(pthread_join(threads[i], &failed), 0);
+        assert_null(failed);
+    }
+    assert_null(limit_again(&quotas[0]));
+    assert_true(rig_store(&rig, 1, BLOCKS, 0, NULL) < BLOCKS);
+    assert_null(limit_again(&quotas[3]));
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+}
+
+/* ---- clocks --------------------------------------------------------------------------------- */
+
+/* Load within a deadline, in a time namespace whose clock is behind by half of its age. Its first
+ * process is the next child. 77: not permitted here. */
+static int load_in_the_past(const char *config)
+{
+    char text[64];
+    int status;
+    const int fd = unshare(CLONE_NEWTIME) == 0 ? open("/proc/self/timens_offsets", O_WRONLY) : -1;
+
+    snprintf(text, sizeof(text), "monotonic -%" PRId64 " 0", rig_now_ns() / 2000000000);
+    if (fd < 0 || write(fd, text, strlen(text)) < 0)
+        return 77;
+    close(fd);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        struct rig_shape shape = rig_shape_small(BLOCKS);
+
+        rig_init(&rig, &shape, config, NULL);
+        rig_open(&rig);
+        _exit(rig_load(&rig, 1, BLOCKS, NULL) == BLOCKS ? 0 : 2);
+    }
+    return pid > 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status)
+                                                                           : 3;
+}
+
+static void deadlines_hold_across_time_namespaces(void **state)
+{
+    char config[300];
+    int status;
+
+    (void)state;
+    begin("--dram 16MiB");
+    in_process(store_all);
+    snprintf(config, sizeof(config), "%s,load_deadline=60s", server.config);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(load_in_the_past(config));
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void the_same_clock_is_known_from_another(void **state)
+{
+    (void)state;
+    assert_int_equal(kvt_link_shift(100, 100, 100), 0);
+    assert_int_equal(kvt_link_shift(100, 150, 200), 0);
+    assert_int_equal(kvt_link_shift(100, 200, 200), 0);
+    assert_int_equal(kvt_link_shift(100, 0, 200), 0); /* it does not say */
+    assert_int_equal(kvt_link_shift(100, 99, 200), -51);
+    assert_int_equal(kvt_link_shift(100, 1150, 200), 1000);
+    assert_int_equal(kvt_link_shift(5000, 150, 5100), -4900);
 }
 
 /* Requests of every kind are under way when the daemon is stopped and then killed. */
@@ -621,6 +726,9 @@ int main(void)
         cmocka_unit_test_teardown(a_daemon_that_is_killed_and_started_again_is_found_again,
                                   tear_down),
         cmocka_unit_test_teardown(limits_of_a_namespace_outlive_the_daemon, tear_down),
+        cmocka_unit_test_teardown(limits_are_said_one_after_the_other, tear_down),
+        cmocka_unit_test_teardown(deadlines_hold_across_time_namespaces, tear_down),
+        cmocka_unit_test(the_same_clock_is_known_from_another),
         cmocka_unit_test_teardown(requests_under_way_end_as_misses_when_the_daemon_dies, tear_down),
         cmocka_unit_test_teardown(a_daemon_that_is_stopped_is_given_up, tear_down),
         cmocka_unit_test_teardown(other_versions_are_refused_by_name, tear_down),
