@@ -24,6 +24,7 @@
 #define COMMAND "bench daemon"
 #define CHAIN 8192u
 #define LOOKUPS 64u /* of a pair, one side: the median of them counts */
+#define ROW 16      /* loads one after the other */
 #define PAIRS_MAX 1000
 
 enum { PROCESS, DAEMON, SIDES };
@@ -38,7 +39,7 @@ struct figures {
 };
 
 struct results {
-    struct figures sleep, late, spin, chain, dram, disk, clients;
+    struct figures sleep, late, spin, chain, dram, row, disk, clients;
 };
 
 static int order(const void *a, const void *b)
@@ -93,6 +94,20 @@ static double load_gbs(struct kvt_bench_side *side)
 
     return kvt_bench_move(side, 0, &seconds) == KVT_BENCH_BLOCKS ? KVT_BENCH_BYTES * 1e-9 / seconds
                                                                  : 0;
+}
+
+/* Loads one after the other, as an engine at work has them: threads are awake and in their places,
+ * where a single load after a pause also measures how soon a scheduler gives them some. */
+static double row_gbs(struct kvt_bench_side *side)
+{
+    double seconds, sum = 0;
+
+    for (int i = 0; i < ROW; i++) {
+        if (kvt_bench_move(side, 0, &seconds) != KVT_BENCH_BLOCKS)
+            return 0;
+        sum += seconds;
+    }
+    return ROW * KVT_BENCH_BYTES * 1e-9 / sum;
 }
 
 /* ---- pairs --------------------------------------------------------------------------------- */
@@ -205,6 +220,7 @@ static int measure_dram(const struct plan *plan, struct results *out)
         out->chain = measure(sides, pairs_of(plan, 20), chain_ms);
         (void)measure(sides, 2, load_gbs); /* pages are touched */
         out->dram = measure(sides, pairs_of(plan, 50), load_gbs);
+        out->row = measure(sides, pairs_of(plan, 100), row_gbs);
     }
     close_both(sides);
     if (rc == 0)
@@ -300,6 +316,7 @@ static void print_results(const struct results *r, const struct plan *plan)
     print_row("lookup of 64 keys, spinning", &r->spin, "us");
     print_row("lookup of a chain of 8192", &r->chain, "ms");
     print_row("load from DRAM, raw", &r->dram, "GB/s");
+    print_row("  16 of them in a row", &r->row, "GB/s");
     if (plan->dir != NULL)
         print_row("load from disk, raw", &r->disk, "GB/s");
     snprintf(name, sizeof(name), "%u processes, beside one alone", plan->processes);
@@ -315,11 +332,12 @@ static json_t *figures_json(const struct figures *f)
 
 static int print_json(const struct results *r, const struct plan *plan)
 {
-    json_t *out = json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:i}", "clients",
+    json_t *out = json_pack("{s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:i}", "clients",
                             (int)plan->processes, "lookup64_us", figures_json(&r->sleep),
                             "lookup64_late_us", figures_json(&r->late), "lookup64_spin_us",
                             figures_json(&r->spin), "lookup8192_ms", figures_json(&r->chain),
-                            "load_dram_gb_per_s", figures_json(&r->dram), "all_clients_gb_per_s",
+                            "load_dram_gb_per_s", figures_json(&r->dram), "loads_dram_gb_per_s",
+                            figures_json(&r->row), "all_clients_gb_per_s",
                             figures_json(&r->clients), "block_bytes", (int)KVT_BENCH_BLOCK_BYTES);
 
     if (out != NULL && plan->dir != NULL)
