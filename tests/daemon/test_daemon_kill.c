@@ -39,12 +39,31 @@ static unsigned kills_wanted(unsigned usual, unsigned quarters)
     return wanted > usual ? (unsigned)wanted : usual;
 }
 
+/* A long run says every ten seconds how far it is. */
+static void progress(void)
+{
+    static int64_t start_ns, told_ns;
+    const int64_t now_ns = rig_now_ns();
+
+    if (start_ns == 0)
+        start_ns = told_ns = now_ns;
+    if (now_ns - told_ns < INT64_C(10000000000))
+        return;
+    told_ns = now_ns;
+    print_message("             %llu kills in %lld s\n", (unsigned long long)kills,
+                  (long long)((now_ns - start_ns) / 1000000000));
+    fflush(stdout);
+}
+
 /* Whether there is another round: that many, and in a soak as long as there is time (each of three
  * tests gets a third of KVT_SOAK_SECONDS). start_ns: of the test. */
 static bool again(unsigned round, unsigned rounds, int64_t start_ns)
 {
     const char *soak = getenv("KVT_SOAK_SECONDS");
     int64_t seconds = soak ? strtoll(soak, NULL, 10) / 3 : 0;
+
+    if (soak || getenv("KVT_DAEMON_KILLS"))
+        progress();
 
     return round < rounds || rig_now_ns() - start_ns < seconds * INT64_C(1000000000);
 }

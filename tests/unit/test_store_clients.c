@@ -234,6 +234,56 @@ static void usage(struct rig *rig, uint64_t *blocks, uint64_t *bytes, uint32_t *
     } while (msg.from != 0);
 }
 
+static uint32_t last_index;
+
+static bool in_order(void *out, uint32_t client, const struct kvt_msg_grant *grant)
+{
+    (void)client;
+    assert_int_equal(grant->index, *(uint32_t *)out + (last_index != UINT32_MAX));
+    last_index = *(uint32_t *)out = grant->index;
+    return false;
+}
+
+/* A chain that is longer than what is looked up at a time: in order, up to the share, up to a block
+ * that is not there, and to its end. */
+static void long_chains_are_granted_in_pieces(void **state)
+{
+    static const uint32_t shares[] = {31, 32, 33, 45, 60, 64};
+    struct rig rig;
+    uint32_t ns, at;
+
+    (void)state;
+    begin(&rig, &ns);
+    assert_int_equal(rig_put(&rig, ns, numbers, 60, 0, KV4, 0, NULL), 60);
+    rig.on_grant = in_order;
+    rig.on_grant_ctx = &at;
+    for (size_t i = 0; i < sizeof(shares) / sizeof(shares[0]); i++) {
+        const uint32_t most = shares[i] < 60 ? shares[i] : 60;
+
+        rig.store->params.client_bytes_max = (uint64_t)shares[i] * PAGES * 4096;
+        last_index = UINT32_MAX;
+        at = 0;
+        (void)rig_acquire(&rig, 5, ns, numbers, 60, 0, INT64_MAX);
+        kvt_store_run(rig.store);
+        assert_int_equal(at, most - 1);
+        assert_int_equal(kvt_slots_client_bytes(&rig.store->slots, 5), most * PAGES * 4096);
+        kvt_store_client_gone(rig.store, 5);
+        rig_check(&rig);
+    }
+    rig.on_grant = NULL;
+    rig.store->params.client_bytes_max = 0;
+    for (uint64_t gone = 59; gone > 20; gone -= 13) {
+        int32_t statuses[60];
+
+        assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, &numbers[gone], 1), 1);
+        assert_int_equal(rig_get(&rig, ns, numbers, 60, 0, statuses, NULL), gone);
+        for (uint64_t i = gone; i < 60; i++)
+            assert_int_equal(statuses[i], KVT_E_MISS);
+    }
+    assert_int_equal(rig_stats(&rig).dram_pins, 0);
+    rig_close(&rig);
+}
+
 static void usage_adds_up(void **state)
 {
     uint64_t blocks, bytes;
@@ -332,6 +382,7 @@ int main(void)
         cmocka_unit_test(who_gets_the_place_of_a_disconnected_client_has_a_share_of_its_own),
         cmocka_unit_test(slots_to_fill_have_a_share_of_their_own),
         cmocka_unit_test(one_clients_share_leaves_room_for_the_others),
+        cmocka_unit_test(long_chains_are_granted_in_pieces),
         cmocka_unit_test(usage_adds_up),
         cmocka_unit_test(pairs_of_pins_behave_like_a_set),
         cmocka_unit_test(a_full_table_of_pins_refuses),
