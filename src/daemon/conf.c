@@ -5,12 +5,14 @@
 #include "daemon/conf.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -149,9 +151,11 @@ static int set_mode(struct kvt_conf *conf, const char *value)
 {
     char *end;
     unsigned long mode = strtoul(value, &end, 8);
-    if (value[0] < '0' || value[0] > '7' || *end != '\0' || mode > 0777)
+    if (value[0] < '0' || value[0] > '7' || *end != '\0' || mode > 0777 || (mode & 0600) != 0600)
         return refuse(conf, KVT_E_CONFIG_VALUE,
-                      "socket_mode: \"%.64s\" are no permissions: octal, 0600 to 0777", value);
+                      "socket_mode: \"%.64s\" are no permissions that let this user in: octal, "
+                      "0600 to 0777",
+                      value);
     conf->socket_mode = (mode_t)mode;
     return 0;
 }
@@ -320,17 +324,44 @@ static int set_line(struct kvt_conf *conf, char *line)
     return kvt_conf_set(conf, key, value);
 }
 
+/* A file, and nothing that lets its opener or reader wait, as a FIFO does. 0, or -errno. */
+static int file_open(const char *path, FILE **out)
+{
+    struct stat st;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return -errno;
+    int rc = fstat(fd, &st) != 0 ? -errno : 0;
+    if (rc == 0 && !S_ISREG(st.st_mode))
+        rc = S_ISDIR(st.st_mode) ? -EISDIR : KVT_E_NOT_OURS;
+    *out = rc == 0 ? fdopen(fd, "r") : NULL;
+    if (rc == 0 && *out == NULL)
+        rc = -errno;
+    if (rc != 0)
+        (void)close(fd);
+    return rc;
+}
+
 int kvt_conf_read(struct kvt_conf *conf, const char *path)
 {
     char line[LINE_MAX_BYTES], why[sizeof(conf->error)];
-    FILE *file = fopen(path, "re");
-    int rc = 0;
-    if (file == NULL)
-        return refuse(conf, -errno, "the configuration %.300s cannot be read: %s", path,
-                      kvt_strerror(-errno));
+    FILE *file = NULL;
+    int rc = file_open(path, &file);
+    if (rc != 0)
+        return refuse(conf, rc, "the configuration %.300s cannot be read: %s", path,
+                      rc == KVT_E_NOT_OURS ? "it is no regular file" : kvt_strerror(rc));
     errno = 0;
-    for (unsigned number = 1; rc == 0 && fgets(line, sizeof(line), file) != NULL; number++) {
-        if (strchr(line, '\n') == NULL && strlen(line) == sizeof(line) - 1)
+    for (unsigned number = 1; rc == 0; number++) {
+        memset(line, 0, sizeof(line)); /* so that what stands behind a NUL shows */
+        if (fgets(line, sizeof(line), file) == NULL)
+            break;
+        const size_t len = strlen(line);
+        size_t used = sizeof(line); /* of the line, its NULs included */
+        while (used > len && line[used - 1] == '\0')
+            used--;
+        if (used > len)
+            rc = refuse(conf, KVT_E_CONFIG_VALUE, "the line holds a NUL");
+        else if (strchr(line, '\n') == NULL && len == sizeof(line) - 1)
             rc = refuse(conf, KVT_E_CONFIG_VALUE, "the line is longer than %u bytes",
                         LINE_MAX_BYTES - 1);
         else

@@ -24,23 +24,29 @@ static int lock_name(const char *path, char *name, size_t len)
     return snprintf(name, len, "%s.lock", path) < (int)len ? 0 : KVT_E_LIMIT;
 }
 
-/* Lock the lock file. A file that its owner removes between our open and our lock does not count:
- * another one is made. 0, KVT_E_LOCKED, -errno. */
+/* Lock the lock file: one of ours is empty and this user's; what else has that name is left alone.
+ * A file that its owner removes between our open and our lock does not count: another one is made.
+ * 0, KVT_E_LOCKED, KVT_E_SYMLINK (what is there is no lock of ours), -errno. */
 static int lock_take(const char *name, int *fd)
 {
     for (;;) {
         struct stat ours, there;
-        *fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+        *fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
         if (*fd < 0)
-            return -errno;
+            return errno == ELOOP || errno == EISDIR || errno == ENXIO ? KVT_E_SYMLINK : -errno;
+        if (fstat(*fd, &ours) != 0 || !S_ISREG(ours.st_mode) || ours.st_size != 0 ||
+            ours.st_uid != geteuid()) {
+            (void)close(*fd);
+            *fd = -1;
+            return KVT_E_SYMLINK;
+        }
         if (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
             int rc = errno == EWOULDBLOCK ? KVT_E_LOCKED : -errno;
             (void)close(*fd);
             *fd = -1;
             return rc;
         }
-        if (fstat(*fd, &ours) == 0 && stat(name, &there) == 0 && ours.st_ino == there.st_ino &&
-            ours.st_dev == there.st_dev)
+        if (stat(name, &there) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev)
             return 0;
         (void)close(*fd);
     }
@@ -88,8 +94,14 @@ static void describe(const char *path, int code, char *error, size_t len)
 {
     if (code == KVT_E_LOCKED)
         (void)snprintf(error, len,
-                       "another kvtierd listens at %s: stop it, or give this one a socket of its "
+                       "another kvtierd, or another program, listens at %s: stop it, or give this "
+                       "one a socket of its "
                        "own (--socket)",
+                       path);
+    else if (code == KVT_E_SYMLINK)
+        (void)snprintf(error, len,
+                       "%s.lock is there and is no lock of kvtierd's (an empty file of this user): "
+                       "nothing was touched; remove it, or give the socket another path (--socket)",
                        path);
     else if (code == KVT_E_NOT_OURS)
         (void)snprintf(error, len,

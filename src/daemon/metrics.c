@@ -1,5 +1,6 @@
-/* HTTP as far as a scraper needs it: one connection at a time, GET /metrics, an answer, the end.
- * A peer that is slow or says something else costs its own connection and two seconds at most.
+/* HTTP as far as a scraper needs it: GET or HEAD /metrics, an answer, the end of the connection.
+ * A peer that is slow or says something else costs its own connection and nobody's time: several
+ * are served side by side, for two seconds each at most.
  * Threads: one of its own; start and stop from the main one.
  */
 #include "daemon/metrics.h"
@@ -13,15 +14,17 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "client/host.h"
 #include "client/link.h"
 #include "kvtier/error.h"
 
-#define REQUEST_MAX 4096u
-#define PATIENCE_S 2
+#define REQUEST_MAX 65536u /* bytes of a request, of which the first line is kept */
+#define LINE_MAX 256u
+#define PATIENCE_NS INT64_C(2000000000)
+#define CONNS 32
 
 /* Cut "ADDRESS:PORT" in two; brackets around an IPv6 address go. */
 static int address_split(const char *text, char *host, size_t len, const char **port)
@@ -56,7 +59,7 @@ static int listen_at(const char *address, int *fd)
     int rc = *fd < 0 ? -errno : 0;
     if (rc == 0)
         (void)setsockopt(*fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (rc == 0 && (bind(*fd, found->ai_addr, found->ai_addrlen) != 0 || listen(*fd, 16) != 0))
+    if (rc == 0 && (bind(*fd, found->ai_addr, found->ai_addrlen) != 0 || listen(*fd, 128) != 0))
         rc = -errno;
     freeaddrinfo(found);
     return rc;
@@ -94,89 +97,176 @@ static int64_t now_ns(void)
     return kvt_clock_now(&clock);
 }
 
-/* All of it, unless the peer takes longer than our patience (the limit of the socket is for one
- * call). */
-static void send_all(int fd, const char *text, size_t len)
+/* ---- one connection ---------------------------------------------------------------------------
+ */
+
+enum { FREE, READING, ANSWERING, DRAINING };
+
+struct conn {
+    int fd, state;
+    int64_t end_ns;      /* of the peer's patience with us, and ours with it */
+    char line[LINE_MAX]; /* the first of the request, as far as it fits */
+    size_t line_len, read;
+    bool line_done, newline; /* newline: the last byte was one */
+    char *out;
+    size_t out_len, sent;
+};
+
+static void conn_end(struct conn *conn)
 {
-    const int64_t end = now_ns() + PATIENCE_S * INT64_C(1000000000);
-    while (len > 0 && now_ns() < end) {
-        ssize_t n = send(fd, text, len, MSG_NOSIGNAL);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return;
-        text += n;
-        len -= (size_t)n;
+    (void)close(conn->fd);
+    free(conn->out);
+    *conn = (struct conn){.fd = -1};
+}
+
+static void respond(struct conn *conn, const char *status, const char *body, bool head_only)
+{
+    static const char head[] =
+        "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+        "Content-Length: %zu\r\nConnection: close\r\n\r\n%s";
+    const size_t room = sizeof(head) + strlen(status) + 20 + strlen(body);
+    conn->out = malloc(room);
+    if (conn->out == NULL) {
+        conn_end(conn);
+        return;
     }
+    conn->out_len =
+        (size_t)snprintf(conn->out, room, head, status, strlen(body), head_only ? "" : body);
+    conn->state = ANSWERING;
+    conn->end_ns = now_ns() + PATIENCE_NS;
 }
 
-static void respond(int fd, const char *status, const char *body)
+static void answer(struct kvt_metrics *metrics, struct conn *conn)
 {
-    char head[256];
-    int n = snprintf(head, sizeof(head),
-                     "HTTP/1.1 %s\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-                     "Content-Length: %zu\r\nConnection: close\r\n\r\n",
-                     status, strlen(body));
-    send_all(fd, head, (size_t)n);
-    send_all(fd, body, strlen(body));
+    char why[512], *body = NULL;
+    const bool head = strncmp(conn->line, "HEAD ", 5) == 0;
+    const char *path = conn->line + (head ? 5 : 4);
+    if (!head && strncmp(conn->line, "GET ", 4) != 0)
+        respond(conn, "405 Method Not Allowed", "only GET and HEAD\n", false);
+    else if (strncmp(path, "/metrics ", 9) != 0 && strncmp(path, "/metrics?", 9) != 0)
+        respond(conn, "404 Not Found", "the numbers are at /metrics\n", head);
+    else if (kvt_link_ask(metrics->socket, "metrics", &body, why, sizeof(why)) != 0)
+        respond(conn, "503 Service Unavailable", "the daemon does not answer\n", head);
+    else
+        respond(conn, "200 OK", body, head);
+    free(body);
 }
 
-/* The first line and its headers, until the empty line; false: too long, too slow, or gone. */
-static bool request_read(int fd, char *text, size_t room)
+/* The bytes of a request: the first line is kept, headers are passed over. True: it is whole. */
+static bool request_take(struct conn *conn, const char *text, size_t len)
 {
-    const int64_t end = now_ns() + PATIENCE_S * INT64_C(1000000000);
-    size_t used = 0;
-    while (used + 1 < room && now_ns() < end) {
-        ssize_t n = recv(fd, text + used, room - used - 1, 0);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return false;
-        used += (size_t)n;
-        text[used] = '\0';
-        if (strstr(text, "\r\n\r\n") != NULL || strstr(text, "\n\n") != NULL)
+    for (size_t i = 0; i < len; i++) {
+        if (text[i] == '\n' && conn->newline)
             return true;
+        if (text[i] == '\n')
+            conn->line_done = true;
+        else if (!conn->line_done && text[i] != '\0' && conn->line_len + 1 < sizeof(conn->line))
+            conn->line[conn->line_len++] = text[i];
+        if (text[i] != '\r')
+            conn->newline = text[i] == '\n';
     }
+    conn->read += len;
     return false;
 }
 
-static void serve(struct kvt_metrics *metrics, int fd)
+static void conn_read(struct kvt_metrics *metrics, struct conn *conn)
 {
-    const struct timeval limit = {.tv_sec = PATIENCE_S};
-    char request[REQUEST_MAX], why[512], *body = NULL;
-    (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-    if (!request_read(fd, request, sizeof(request)))
+    char text[2048];
+    const ssize_t n = recv(conn->fd, text, sizeof(text), MSG_DONTWAIT);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
         return;
-    if (strncmp(request, "GET ", 4) != 0) {
-        respond(fd, "405 Method Not Allowed", "only GET\n");
-    } else if (strncmp(request + 4, "/metrics ", 9) != 0 &&
-               strncmp(request + 4, "/metrics?", 9) != 0) {
-        respond(fd, "404 Not Found", "the numbers are at /metrics\n");
-    } else if (kvt_link_ask(metrics->socket, "metrics", &body, why, sizeof(why)) != 0) {
-        respond(fd, "503 Service Unavailable", "the daemon does not answer\n");
-    } else {
-        respond(fd, "200 OK", body);
+    if (n <= 0)
+        conn_end(conn);
+    else if (conn->state == DRAINING)
+        return; /* what is left unread at close would take the answer with it */
+    else if (request_take(conn, text, (size_t)n))
+        answer(metrics, conn);
+    else if (conn->read > REQUEST_MAX)
+        respond(conn, "431 Request Header Fields Too Large", "shorter headers, please\n", false);
+}
+
+static void conn_write(struct conn *conn)
+{
+    const ssize_t n = send(conn->fd, conn->out + conn->sent, conn->out_len - conn->sent,
+                           MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        return;
+    if (n < 0) {
+        conn_end(conn);
+        return;
     }
-    free(body);
+    conn->sent += (size_t)n;
+    if (conn->sent == conn->out_len) {
+        (void)shutdown(conn->fd, SHUT_WR);
+        conn->state = DRAINING;
+    }
+}
+
+/* ---- all of them ------------------------------------------------------------------------------
+ */
+
+/* A new connection; when all places are taken the one that has been there longest goes. */
+static void conn_begin(struct conn conns[CONNS], int listen_fd)
+{
+    struct conn *place = &conns[0];
+    const int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd < 0)
+        return;
+    for (size_t i = 0; i < CONNS && place->state != FREE; i++)
+        if (conns[i].state == FREE || conns[i].end_ns < place->end_ns)
+            place = &conns[i];
+    if (place->state != FREE)
+        conn_end(place);
+    *place = (struct conn){.fd = fd, .state = READING, .end_ns = now_ns() + PATIENCE_NS};
+}
+
+/* Those whose time is over go. Returns how long the others have, in ms; -1: there are none. */
+static int conns_expire(struct conn conns[CONNS])
+{
+    const int64_t now = now_ns();
+    int64_t next = INT64_MAX;
+    for (size_t i = 0; i < CONNS; i++) {
+        if (conns[i].state != FREE && conns[i].end_ns <= now)
+            conn_end(&conns[i]);
+        else if (conns[i].state != FREE)
+            next = KVT_MIN(next, conns[i].end_ns);
+    }
+    return next == INT64_MAX ? -1 : (int)((next - now) / 1000000 + 1);
 }
 
 static void *metrics_main(void *arg)
 {
     struct kvt_metrics *metrics = arg;
-    struct pollfd fds[2] = {{.fd = metrics->wake_fd, .events = POLLIN},
-                            {.fd = metrics->listen_fd, .events = POLLIN}};
+    struct conn conns[CONNS];
+    struct pollfd fds[2 + CONNS];
+    for (size_t i = 0; i < CONNS; i++)
+        conns[i] = (struct conn){.fd = -1};
     for (;;) {
-        if (poll(fds, 2, -1) < 0)
+        const int patience = conns_expire(conns);
+        fds[0] = (struct pollfd){.fd = metrics->wake_fd, .events = POLLIN};
+        fds[1] = (struct pollfd){.fd = metrics->listen_fd, .events = POLLIN};
+        for (size_t i = 0; i < CONNS; i++)
+            fds[2 + i] = (struct pollfd){.fd = conns[i].fd,
+                                         .events = conns[i].state == ANSWERING ? POLLOUT : POLLIN};
+        if (poll(fds, 2 + CONNS, patience) < 0)
             continue;
         if (fds[0].revents != 0)
-            return NULL;
-        int fd = accept4(metrics->listen_fd, NULL, NULL, SOCK_CLOEXEC);
-        if (fd < 0)
-            continue;
-        serve(metrics, fd);
-        (void)close(fd);
+            break;
+        for (size_t i = 0; i < CONNS; i++) {
+            if (fds[2 + i].revents == 0)
+                continue;
+            if (conns[i].state == ANSWERING)
+                conn_write(&conns[i]);
+            else
+                conn_read(metrics, &conns[i]);
+        }
+        if (fds[1].revents != 0)
+            conn_begin(conns, metrics->listen_fd);
     }
+    for (size_t i = 0; i < CONNS; i++)
+        if (conns[i].state != FREE)
+            conn_end(&conns[i]);
+    return NULL;
 }
 
 int kvt_metrics_start(struct kvt_metrics *metrics, const char *address, const char *socket,

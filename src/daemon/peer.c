@@ -217,27 +217,29 @@ static void engine_begin(struct kvt_server *server, struct kvt_peer *peer)
 
 /* ---- greeting ------------------------------------------------------------------------------ */
 
-static void name_keep(struct kvt_peer *peer, const struct kvt_hello *hello)
+/* A text of a peer's, for logs: printable, and ended. */
+static void text_keep(char *out, const char *text, size_t room)
 {
     size_t used = 0;
-    for (size_t i = 0; i < sizeof(hello->name) - 1 && hello->name[i] != '\0'; i++)
-        peer->name[used++] = hello->name[i] >= ' ' && hello->name[i] <= '~' ? hello->name[i] : '?';
-    peer->name[used] = '\0';
+    for (; used + 1 < room && text[used] != '\0'; used++)
+        out[used] = text[used] >= ' ' && text[used] <= '~' ? text[used] : '?';
+    out[used] = '\0';
 }
 
 static void greet(struct kvt_server *server, struct kvt_peer *peer, struct kvt_hello *hello)
 {
     struct kvt_welcome welcome;
-    name_keep(peer, hello);
-    hello->version[sizeof(hello->version) - 1] = '\0';
+    char version[sizeof(hello->version)];
+    text_keep(peer->name, hello->name, KVT_MIN(sizeof(peer->name), sizeof(hello->name)));
+    text_keep(version, hello->version, sizeof(version));
     if (hello->handshake != KVT_HANDSHAKE_VERSION || hello->proto != KVT_PROTO_VERSION ||
         hello->record != KVT_RECORD_VERSION || hello->stats != KVT_STORE_STAT_COUNT) {
         server->stats.refused_version++;
         refuse(server, peer, KVT_E_VERSION,
                "the program (kvtier %.31s) speaks handshake %u, protocol %u, records %u, %u "
                "numbers; the kvtierd (%s) speaks %u, %u, %u, %u: run the same version of both",
-               hello->version, hello->handshake, hello->proto, hello->record, hello->stats,
-               kvt_version(), KVT_HANDSHAKE_VERSION, KVT_PROTO_VERSION, KVT_RECORD_VERSION,
+               version, hello->handshake, hello->proto, hello->record, hello->stats, kvt_version(),
+               KVT_HANDSHAKE_VERSION, KVT_PROTO_VERSION, KVT_RECORD_VERSION,
                (unsigned)KVT_STORE_STAT_COUNT);
         return;
     }

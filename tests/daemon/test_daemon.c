@@ -433,7 +433,7 @@ static void other_versions_are_refused_by_name(void **state)
                                    .proto = KVT_PROTO_VERSION,
                                    .record = KVT_RECORD_VERSION,
                                    .stats = KVT_STORE_STAT_COUNT,
-                                   .version = "9.9.9"};
+                                   .version = "9.9.9\n\x1b[2J"};
     static const char *const names[] = {"handshake", "protocol", "records", NULL};
     struct kvt_welcome welcome;
     uint64_t refused = 0;
@@ -459,7 +459,7 @@ static void other_versions_are_refused_by_name(void **state)
                 *number += (uint32_t)step;
                 greet(&hello, &welcome);
                 assert_int_equal(welcome.status, KVT_E_VERSION);
-                assert_non_null(strstr(welcome.text, "9.9.9"));
+                assert_non_null(strstr(welcome.text, "9.9.9??[2J")); /* no lines of its own */
                 assert_non_null(strstr(welcome.text, "run the same version of both"));
                 if (names[field] != NULL)
                     snprintf(says, sizeof(says), "%s %u", names[field], *number);
@@ -581,7 +581,7 @@ static void a_stale_socket_is_replaced_a_live_one_never(void **state)
     second = server;
     second.pid = 0;
     assert_int_equal(daemon_try(&second), 1);
-    assert_true(daemon_said(&server, "another kvtierd listens at"));
+    assert_true(daemon_said(&server, "another kvtierd, or another program, listens at"));
     assert_int_equal(stat(server.socket, &after), 0);
     assert_int_equal(before.st_ino, after.st_ino);
     engine_open(&rig);
@@ -611,6 +611,36 @@ static void a_stale_socket_is_replaced_a_live_one_never(void **state)
     close(fd);
 }
 
+static void write_file(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "we");
+
+    assert_non_null(file);
+    assert_true(fputs(text, file) >= 0);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* A lock file with something in it is somebody's file: neither used nor removed. */
+static void what_has_the_name_of_the_lock_stays(void **state)
+{
+    char name[200], text[8] = "";
+
+    (void)state;
+    daemon_init(&server, "--dram 16MiB");
+    snprintf(name, sizeof(name), "%s.lock", server.socket);
+    write_file(name, "mine");
+    assert_int_equal(daemon_try(&server), 1);
+    assert_true(daemon_said(&server, "is no lock of kvtierd's"));
+    int fd = open(name, O_RDONLY | O_CLOEXEC);
+    assert_int_equal(read(fd, text, sizeof(text)), 4);
+    close(fd);
+    assert_int_equal(unlink(name), 0);
+    assert_int_equal(mkfifo(name, 0600), 0);
+    assert_int_equal(daemon_try(&server), 1);
+    assert_int_equal(unlink(name), 0);
+    daemon_start(&server);
+}
+
 /* ---- configuration -------------------------------------------------------------------------- */
 
 static void what_is_wrong_in_a_configuration_is_named(void **state)
@@ -622,6 +652,7 @@ static void what_is_wrong_in_a_configuration_is_named(void **state)
         {"--drum 16MiB", "did you mean \"dram\"?"},
         {"--level kv8", "an option of the programs that connect"},
         {"--socket-mode 999", "octal"},
+        {"--socket-mode 0", "let this user in"},
         {"--allow-uid bob", "user ids"},
         {"--log-level loud", "error, warn, info, debug"},
         {"--metrics here", "ADDRESS:PORT"},
@@ -636,15 +667,6 @@ static void what_is_wrong_in_a_configuration_is_named(void **state)
             fail_msg("%s: \"%s\" was not said", cases[i].options, cases[i].says);
         daemon_free(&server);
     }
-}
-
-static void write_file(const char *path, const char *text)
-{
-    FILE *file = fopen(path, "we");
-
-    assert_non_null(file);
-    assert_true(fputs(text, file) >= 0);
-    assert_int_equal(fclose(file), 0);
 }
 
 static void wait_said(const char *text)
@@ -685,6 +707,17 @@ static void files_are_read_as_people_write_them(void **state)
     daemon_init(&server, "--config /tmp");
     assert_int_equal(daemon_try(&server), 2);
     assert_true(daemon_said(&server, "Is a directory"));
+    daemon_free(&server);
+
+    daemon_init(&server, "");
+    snprintf(file, sizeof(file), "%s/conf", server.dir);
+    snprintf(server.options, sizeof(server.options), "--config %s --check", file);
+    FILE *out = fopen(file, "we");
+    assert_non_null(out);
+    assert_int_equal(fwrite("dram = 16MiB\0junk\n", 1, 18, out), 18);
+    assert_int_equal(fclose(out), 0);
+    assert_int_equal(daemon_try(&server), 2);
+    assert_true(daemon_said(&server, ":1: the line holds a NUL"));
 }
 
 static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
@@ -707,6 +740,10 @@ static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
     write_file(file, "dram = 32MiB\nlog_level=quiet\n");
     assert_int_equal(kill(server.pid, SIGHUP), 0);
     wait_said("conf:2: log_level: \"quiet\"");
+    assert_int_equal(unlink(file), 0); /* nobody will ever write into it */
+    assert_int_equal(mkfifo(file, 0600), 0);
+    assert_int_equal(kill(server.pid, SIGHUP), 0);
+    wait_said("it is no regular file");
     engine_open(&rig); /* it still serves */
     assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
 }
@@ -736,6 +773,7 @@ int main(void)
         cmocka_unit_test_teardown(the_socket_is_private_and_so_is_what_is_around_it, tear_down),
         cmocka_unit_test_teardown(other_users_are_refused_unless_allowed, tear_down),
         cmocka_unit_test_teardown(a_stale_socket_is_replaced_a_live_one_never, tear_down),
+        cmocka_unit_test_teardown(what_has_the_name_of_the_lock_stays, tear_down),
         cmocka_unit_test_teardown(what_is_wrong_in_a_configuration_is_named, tear_down),
         cmocka_unit_test_teardown(files_are_read_as_people_write_them, tear_down),
         cmocka_unit_test_teardown(sighup_takes_what_can_change_and_names_what_cannot, tear_down),

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -79,14 +80,13 @@ static void daemon_program(char *path, size_t len)
 
 /* ---- metrics -------------------------------------------------------------------------------- */
 
-/* One request to the port that the daemon says it listens on; the whole answer. */
-static void http(const char *request, char *out, size_t len)
+/* A connection to the port that the daemon says it listens on. */
+static int http_connect(void)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     char line[1024];
     FILE *log = fopen(server.log, "re");
     unsigned port = 0;
-    size_t used = 0;
 
     assert_non_null(log);
     while (fgets(line, sizeof(line), log) != NULL)
@@ -97,6 +97,15 @@ static void http(const char *request, char *out, size_t len)
     at.sin_port = htons((uint16_t)port);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    return fd;
+}
+
+/* One request; the whole answer. */
+static void http(const char *request, char *out, size_t len)
+{
+    int fd = http_connect();
+    size_t used = 0;
+
     assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
     for (ssize_t n; used + 1 < len && (n = recv(fd, out + used, len - 1 - used, 0)) > 0;)
         used += (size_t)n;
@@ -194,6 +203,59 @@ static void metrics_are_told_to_prometheus(void **state)
     assert_non_null(strstr(text, "404"));
     http("POST /metrics HTTP/1.1\r\n\r\n", text, sizeof(text));
     assert_non_null(strstr(text, "405"));
+}
+
+/* True: a scrape was answered before a peer that says nothing, there before it, was given up. */
+static bool answered_first(const char *words)
+{
+    static const char get[] = "GET /metrics HTTP/1.1\r\n\r\n";
+    struct pollfd fds[2] = {{.fd = http_connect(), .events = POLLIN}};
+
+    assert_true(send(fds[0].fd, words, strlen(words), MSG_NOSIGNAL) >= 0);
+    fds[1] = (struct pollfd){.fd = http_connect(), .events = POLLIN};
+    assert_int_equal(send(fds[1].fd, get, strlen(get), MSG_NOSIGNAL), strlen(get));
+    assert_true(poll(fds, 2, 60000) > 0);
+    close(fds[0].fd);
+    close(fds[1].fd);
+    return fds[0].revents == 0;
+}
+
+/* Peers that say nothing or half a line take nobody's turn (on a machine that stands still for
+ * seconds: in one of several tries); more of them than there are places push each other out. */
+static void scrapers_do_not_wait_for_those_who_say_nothing(void **state)
+{
+    int silent[60], tries = 0;
+
+    (void)state;
+    begin("--dram 16MiB --metrics 127.0.0.1:0");
+    while (!answered_first(tries % 2 ? "GET /me" : "") && tries < 5)
+        tries++;
+    assert_true(tries < 5);
+    for (size_t i = 0; i < 60; i++)
+        silent[i] = http_connect();
+    (void)scrape();
+    for (size_t i = 0; i < 60; i++)
+        close(silent[i]);
+}
+
+static void requests_of_other_kinds_are_answered(void **state)
+{
+    static char request[80000], text[1 << 17];
+
+    (void)state;
+    begin("--dram 16MiB --metrics 127.0.0.1:0");
+    http("HEAD /metrics HTTP/1.1\r\n\r\n", text, sizeof(text));
+    assert_non_null(strstr(text, "200 OK"));
+    assert_string_equal(strstr(text, "\r\n\r\n"), "\r\n\r\n");
+    int n =
+        snprintf(request, sizeof(request), "GET /metrics HTTP/1.1\r\nCookie: %020000d\r\n\r\n", 0);
+    assert_true(n > 20000 && (size_t)n < sizeof(request));
+    http(request, text, sizeof(text));
+    assert_non_null(strstr(text, "200 OK"));
+    memset(request, 'x', 70000);
+    request[70000] = '\0';
+    http(request, text, sizeof(text));
+    assert_non_null(strstr(text, "431"));
 }
 
 /* What was read from disk is told apart, also after a restart. */
@@ -632,6 +694,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(metrics_are_told_to_prometheus, tear_down),
+        cmocka_unit_test_teardown(scrapers_do_not_wait_for_those_who_say_nothing, tear_down),
+        cmocka_unit_test_teardown(requests_of_other_kinds_are_answered, tear_down),
         cmocka_unit_test_teardown(reads_from_disk_have_their_own_times, tear_down),
         cmocka_unit_test_teardown(by_default_nobody_listens_for_scrapers, tear_down),
         cmocka_unit_test_teardown(metrics_for_other_machines_are_warned_about, tear_down),
