@@ -161,8 +161,9 @@ static void write_record_done(struct kvt_l2_write *write)
 
 /* A record that was begun before a root came has a number from before that root's: recovery would
  * take an older record of its key for the newer one, or an earlier purge for a later one. It gets a
- * number of now; nobody reads the slot meanwhile (false: somebody does, later then). A record that
- * is not what was committed is left as it is: no load will take it. */
+ * number of now; nobody reads the slot meanwhile (false: somebody does, later then). Nor while its
+ * namespace is purged: the purge has its bound, and the block, not to be above it, goes soon. A
+ * record that is not what was committed is left as it is: no load will take it. */
 static bool number_anew(struct kvt_store *store, uint32_t slot)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
@@ -170,7 +171,8 @@ static bool number_anew(struct kvt_store *store, uint32_t slot)
 
     if (s->sequence >= store->sequence_floor)
         return true;
-    if (s->pins)
+    if (s->pins ||
+        kvt_namespace_at(&store->spaces, kvt_index_at(&store->index, s->entry)->ns)->purging)
         return false;
     if (kvt_record_verify(header, s->record_bytes, &s->key, s->checksum) == 0) {
         header->sequence = store->sequence_next;

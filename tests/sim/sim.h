@@ -11,6 +11,8 @@
  *   sim_client.c   what clients send, what comes back
  *   sim_fault.c    what goes wrong with drives
  *   sim_oracle.c   what may and what must be seen
+ *   sim_limits.c   quotas and times to live of namespaces
+ *   sim_late.c     a root that somebody else holds when the store opens, and that comes later
  *   sim_check.c    invariants after every recovery
  *
  * Drives: fault_io over power_io over memory, so that completions come late and in any order, fail
@@ -45,6 +47,7 @@ enum {
 };
 #define SIM_ARENA_MAX (2u << 20)
 #define SIM_RECORD_PAGES_MAX 48u
+#define SIM_MEDIUM_LARGE (64u << 20) /* never full */
 
 enum sim_faults { SIM_SOUND, SIM_HONEST, SIM_LYING };
 
@@ -52,6 +55,9 @@ struct sim_shape {
     uint64_t cache_bytes, staging_bytes, cap_bytes, medium_bytes, queue_bytes, pin_bytes;
     uint64_t scrub_bytes;
     int64_t latency_min, latency_max;
+    uint64_t quota_bytes[SIM_NS], store_quota_bytes; /* 0: any */
+    int64_t ttl_ns[SIM_NS], store_ttl_ns;            /* 0: for ever */
+    bool late;                                       /* the last root comes later */
     uint32_t disks;
     int write;
     enum sim_faults faults;
@@ -65,12 +71,18 @@ struct sim_block {
     uint64_t committed[3]; /* when it last was, by map; an operation's number */
     uint64_t last_commit;
     uint64_t durable; /* when the flush was sent that acknowledged it; 0: none holds */
+    int64_t used_ns;  /* when anybody last named it, or this life began */
+    int64_t first_ns; /* when it was first allocated since it was last purged; 0: never */
+    bool kept;        /* may be used by the store itself in this life */
+    bool gone;        /* expired for good: no later life may have it */
+    uint8_t absent;   /* purged while the late root was not there: as `may`, for the next life */
     struct place place;
     uint32_t purges;
 };
 
 struct sim_fill {
     uint32_t client, ns, index, map, purges;
+    int64_t since_ns;
     uint64_t checksum;
     struct kvt_alloc_entry entry;
 };
@@ -81,6 +93,8 @@ struct sim_load {
     uint8_t min;
     bool ended, direct;
     uint32_t index[SIM_PIECE];
+    uint32_t dead; /* bit i: had expired when it was asked for */
+    uint64_t op;
 };
 
 struct sim_held {
@@ -105,6 +119,7 @@ struct sim_fault { /* on a drive */
 struct sim_counts {
     uint64_t commits, good, missed, damaged, flushes, purges, lives, losses, durable, evicted;
     uint64_t unsynced, refused, deaths, faults, sticky;
+    uint64_t quotas, given_up, expired, joined;
     uint64_t struck[SIM_KINDS]; /* operations that went wrong, by kind of fault */
 };
 
@@ -124,6 +139,8 @@ struct sim {
     const char *program; /* that repeats a seed */
     bool lied;           /* a drive has told a lie: only exact or miss is promised */
     bool closing, verbose;
+    bool out;        /* the late root has not come yet */
+    int64_t anew_ns; /* when it was last being taken in */
     bool garbled;
     uint64_t cookie;
     uint32_t clients[SIM_CLIENTS]; /* ids; a new one after each death */
@@ -197,6 +214,7 @@ void sim_die(struct sim *sim, enum power_loss loss);    /* the store is gone, th
 struct kvt_io *sim_medium(struct sim *sim, uint32_t i); /* below the faults */
 void sim_new_disk(struct sim *sim, uint32_t i);
 void sim_check_store(struct sim *sim);
+void sim_set_latency(struct sim *sim, bool on); /* of all drives */
 
 /* sim_fault.c */
 void sim_fault(struct sim *sim);
@@ -223,7 +241,7 @@ void sim_fill_record(struct sim *sim, const struct sim_fill *fill, uint64_t *che
 int sim_judge(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, const uint8_t *record,
               uint32_t bytes, uint64_t checksum);
 void sim_seen(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uint8_t min);
-void sim_committed(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map);
+void sim_committed(struct sim *sim, const struct sim_fill *fill);
 void sim_purge_sent(struct sim *sim, const struct sim_wait *wait);
 void sim_purge_refused(struct sim *sim, const struct sim_wait *wait);
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
@@ -234,6 +252,24 @@ void sim_forget_durable(struct sim *sim);
 /* What must be there in the life that begins now: acknowledged by a flush, with all that come
  * before it, and in no segment that has been recycled since. */
 void sim_expect(struct sim *sim, bool must[SIM_NS][SIM_BLOCKS]);
+
+/* sim_limits.c */
+void sim_limits_choose(struct sim *sim, uint32_t record_bytes);
+void sim_limits_begin(struct sim *sim); /* of a life: what is found lives anew */
+void sim_limits_end(struct sim *sim, bool orderly);
+void sim_used(struct sim *sim, uint32_t ns, uint32_t index);
+void sim_kept(struct sim *sim, uint32_t ns, uint32_t index);
+/* It has, for certain: nobody may get it. */
+bool sim_expired(const struct sim *sim, uint32_t ns, uint32_t index);
+/* After an ALLOC that was granted something; older_back: of the store's counters before it. */
+void sim_check_quota(struct sim *sim, uint32_t ns, uint64_t older_back);
+
+/* sim_late.c */
+/* Whoever held the late root has died. 0, or why it does not come: once more, later. */
+int sim_late_comes(struct sim *sim);
+void sim_late_purged(struct sim *sim, struct sim_block *block, uint8_t before);
+void sim_late_begin(struct sim *sim); /* of a life */
+void sim_late_end(struct sim *sim);
 
 /* sim_check.c */
 void sim_check_medium(struct sim *sim, bool strict); /* fsck finds no damage */

@@ -77,7 +77,7 @@ static int add_size(void *arg, const char *name)
 
 static void check_space(struct sim *sim)
 {
-    for (uint32_t i = 0; i < sim->shape.disks; i++) {
+    for (uint32_t i = 0; i < sim->store->disk_count; i++) {
         struct sizes sizes = {.io = sim_medium(sim, i)};
         struct kvt_l2_stats stats;
 
@@ -99,7 +99,7 @@ struct view {
 /* With KVT_SIM_LOG: what a recovery made of each segment. */
 static void tell_segments(struct sim *sim)
 {
-    for (uint32_t i = 0; i < sim->shape.disks && sim->verbose; i++) {
+    for (uint32_t i = 0; i < sim->store->disk_count && sim->verbose; i++) {
         const struct kvt_l2 *l2 = sim->store->disks[i].l2;
 
         for (uint32_t s = 0; s < l2->limit; s++)
@@ -160,10 +160,14 @@ static void open_again(struct sim *sim)
 {
     int rc = sim_open(sim);
 
+    if (!rc && sim->out)
+        rc = sim_late_comes(sim);
     if (rc && !sim->lied)
         sim_fail(sim, "does not open any more: %d", rc);
     if (!rc)
         return;
+    if (sim->store)
+        sim_die(sim, POWER_KEEPS);
     /* a drive that lied has left what nobody takes for a root */
     for (uint32_t i = 0; i < sim->shape.disks; i++) {
         sim->disks[i]->ops->destroy(sim->disks[i]);
@@ -173,6 +177,7 @@ static void open_again(struct sim *sim)
     memset(sim->blocks, 0, sizeof sim->blocks);
     sim->counts.refused++;
     SIM_CHECK(sim, sim_open(sim) == 0);
+    SIM_CHECK(sim, !sim->out || sim_late_comes(sim) == 0);
 }
 
 void sim_check_recovery(struct sim *sim, enum power_loss loss)
@@ -227,4 +232,9 @@ void sim_check_recovery(struct sim *sim, enum power_loss loss)
                              sim_parent(i) == UINT32_MAX ? 9 : second.tier[ns][sim_parent(i)]);
     sim_check_medium(sim, strict);
     sim_places_again(sim);
+    if (!sim->shape.late)
+        return;
+    sim_everybody_leaves(sim); /* the next life begins without it */
+    sim_close(sim);
+    SIM_CHECK(sim, sim_open(sim) == 0);
 }

@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "sim/sim.h"
+#include "store/store_impl.h"
 
 static union {
     struct kvt_msg msg;
@@ -77,6 +78,7 @@ static void take_slots(struct sim *sim, uint32_t client, const struct kvt_msg_al
                                   .index = index,
                                   .map = sim->alloc_map,
                                   .purges = sim->blocks[sim->alloc_ns][index].purges,
+                                  .since_ns = sim->now_ns,
                                   .entry = reply->entries[i]};
         sim_fill_record(sim, fill, &fill->checksum);
         sim->fill_count++;
@@ -125,6 +127,9 @@ static void take_grant(struct sim *sim, uint32_t client, const struct kvt_msg_gr
                                   .generation = grant->generation,
                                   .offset = grant->arena_offset,
                                   .bytes = grant->record_bytes};
+        if (load->dead >> grant->index & 1 && sim->blocks[load->ns][index].last_commit < load->op)
+            sim_fail(sim, "namespace %u, block %u had expired and was granted", load->ns, index);
+        sim_used(sim, load->ns, index);
         sim->status = sim_judge(sim, load->ns, index, map, sim->arena + grant->arena_offset,
                                 grant->record_bytes, grant->checksum);
         if (sim->status) {
@@ -189,7 +194,8 @@ void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
 
 static void op_alloc(struct sim *sim)
 {
-    uint32_t first, n = some_piece(sim, &first), parent = sim_parent(first);
+    uint32_t first, n = some_piece(sim, &first), parent = sim_parent(first), before;
+    uint64_t older_back;
 
     if (sim->fill_count + n > SIM_FILLS)
         return;
@@ -207,11 +213,18 @@ static void op_alloc(struct sim *sim)
 
         out.alloc.parent_len = key.hash_len;
         memcpy(out.alloc.parent, key.hash, sizeof out.alloc.parent);
+        sim_used(sim, sim->alloc_ns, parent);
     }
-    for (uint32_t i = 0; i < n; i++)
+    for (uint32_t i = 0; i < n; i++) {
         out.alloc.keys[i] = sim_key(sim->alloc_ns, first + i);
+        sim_used(sim, sim->alloc_ns, first + i);
+    }
+    before = sim->fill_count;
+    older_back = sim->store->counts.older_back;
     send(sim, some_client(sim));
     SIM_CHECK(sim, sim->answers == 1);
+    if (sim->fill_count > before)
+        sim_check_quota(sim, sim->alloc_ns, older_back);
 }
 
 static void commit(struct sim *sim, uint32_t i)
@@ -228,7 +241,7 @@ static void commit(struct sim *sim, uint32_t i)
     if (fill.purges != block->purges)
         SIM_CHECK(sim, sim->status == KVT_E_CANCELED);
     else if (sim->status == 0)
-        sim_committed(sim, fill.ns, fill.index, fill.map);
+        sim_committed(sim, &fill);
     else
         SIM_CHECK(sim, sim->status == KVT_E_EXISTS || sim->status == KVT_E_STALE);
 }
@@ -270,9 +283,12 @@ static void acquire(struct sim *sim, uint32_t ns, uint32_t first, uint32_t n, in
     out.acquire.min_level = min;
     *load =
         (struct sim_load){.cookie = out.msg.cookie, .client = client, .ns = ns, .n = n, .min = min};
+    load->op = sim->op;
     for (uint32_t i = 0; i < n; i++) {
         out.acquire.keys[i] = sim_key(ns, first + i);
         load->index[i] = first + i;
+        load->dead |= (uint32_t)sim_expired(sim, ns, first + i) << i;
+        sim_used(sim, ns, first + i);
     }
     sim->load_count++;
     send(sim, client);
@@ -360,11 +376,17 @@ static void op_keys(struct sim *sim, uint16_t op)
     for (uint32_t i = 0; i < n; i++)
         out.keys.keys[i] = sim_key(ns, first + i);
     send(sim, some_client(sim));
-    if (op != KVT_OP_LOOKUP)
-        return;
-    SIM_CHECK(sim, sim->answers == 1 && sim->looked_count == n);
-    for (uint32_t i = 0; i < (uint32_t)sim->status; i++)
+    if (op == KVT_OP_LOOKUP)
+        SIM_CHECK(sim, sim->answers == 1 && sim->looked_count == n);
+    for (uint32_t i = 0; op == KVT_OP_LOOKUP && i < (uint32_t)sim->status; i++) {
         SIM_CHECK(sim, sim->blocks[ns][first + i].may);
+        SIM_CHECK(sim, !sim_expired(sim, ns, first + i));
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        sim_used(sim, ns, first + i);
+        if (op != KVT_OP_LOOKUP && op != KVT_OP_TOUCH)
+            sim_kept(sim, ns, first + i);
+    }
 }
 
 static struct sim_wait *new_wait(struct sim *sim, uint16_t op, uint32_t client)
@@ -414,6 +436,8 @@ void sim_operation(struct sim *sim)
 {
     uint32_t dice = sim_roll(sim, 100);
 
+    if (kvt_store_root_joining(sim->store))
+        sim->anew_ns = sim->now_ns;
     if (dice < 8)
         op_alloc(sim);
     else if (dice < 18 && sim->fill_count)
@@ -446,6 +470,8 @@ void sim_operation(struct sim *sim)
         op_flush(sim);
     else if (dice < 95)
         sim_fault(sim);
+    else if (dice == 95 && sim->out)
+        (void)sim_late_comes(sim);
     else
         sim_advance(sim, (int64_t)(dice == 99 ? 3000000000 : 50000000));
 }
@@ -460,6 +486,8 @@ void sim_clients_start(struct sim *sim)
         begin(sim, KVT_OP_NS_OPEN, sizeof out.open, 0, 0);
         memset(out.open.id, (int)ns + 1, sizeof out.open.id);
         out.open.block_tokens = 16;
+        out.open.quota_bytes = sim->shape.quota_bytes[ns];
+        out.open.ttl_ns = sim->shape.ttl_ns[ns];
         for (uint32_t map = 0; map < 3; map++)
             out.open.record_bytes[sim_maps[map]] = sim->shape.pages[ns][map] * KVT_PAGE_BYTES;
         send(sim, sim->clients[0]);
@@ -487,6 +515,10 @@ uint8_t sim_look(struct sim *sim, uint32_t ns, uint32_t index, uint8_t *map)
     send(sim, sim->clients[0]);
     SIM_CHECK(sim, sim->answers == 1 && sim->looked_count == 1);
     *map = sim->looked[0].map;
+    if (sim->looked[0].tier != KVT_TIER_MISS &&
+        (sim_expired(sim, ns, index) || sim->blocks[ns][index].gone))
+        sim_fail(sim, "namespace %u, block %u had expired and is there", ns, index);
+    sim_used(sim, ns, index);
     return sim->looked[0].tier;
 }
 

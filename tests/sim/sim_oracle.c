@@ -156,14 +156,19 @@ void sim_seen(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uint8_
     sim->counts.good++;
 }
 
-void sim_committed(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map)
+void sim_committed(struct sim *sim, const struct sim_fill *fill)
 {
-    struct sim_block *block = &sim->blocks[ns][index];
+    struct sim_block *block = &sim->blocks[fill->ns][fill->index];
 
-    block->may |= (uint8_t)(1u << map);
+    block->may |= (uint8_t)(1u << fill->map);
     block->ever |= block->may;
-    block->committed[map] = block->last_commit = sim->op;
-    sim_tell(sim, "committed: namespace %u, block %u, map %u", ns, index, sim_maps[map]);
+    block->committed[fill->map] = block->last_commit = sim->op;
+    block->gone = false;
+    if (!block->first_ns)
+        block->first_ns = fill->since_ns;
+    sim_used(sim, fill->ns, fill->index);
+    sim_tell(sim, "committed: namespace %u, block %u, map %u", fill->ns, fill->index,
+             sim_maps[fill->map]);
     sim->counts.commits++;
 }
 
@@ -196,10 +201,14 @@ void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status
     sim->counts.purges++;
     for (uint32_t i = 0; i < (wait->n ? wait->n : SIM_BLOCKS); i++) {
         struct sim_block *block = &sim->blocks[wait->ns][covered(wait, i)];
+        uint8_t before = block->may;
 
         for (uint32_t map = 0; map < 3; map++)
             if (block->committed[map] < wait->sent)
                 block->may &= (uint8_t) ~(1u << map);
+        sim_late_purged(sim, block, before);
+        if (!block->may && !block->absent)
+            block->first_ns = 0;
     }
 }
 
@@ -207,7 +216,8 @@ static bool may_have_gone(const struct kvt_store_stats *stats)
 {
     return stats->evict_disk_blocks || stats->given_up || stats->evict_index_blocks ||
            stats->orphan_dropped || stats->checksum_fail || stats->read_fail || stats->scrub_bad ||
-           stats->evict_dram_lost || stats->lost_no_dram || stats->recovered_no_room;
+           stats->evict_dram_lost || stats->lost_no_dram || stats->recovered_no_room ||
+           stats->ttl_expired || stats->quota_evicted;
 }
 
 /* Flushed with an answer of 0: what was committed before it was sent is on a drive. */

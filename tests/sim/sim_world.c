@@ -125,7 +125,8 @@ static void choose_shape(struct sim *sim)
     shape->staging_bytes = PICK(sim, 64u << 10, 128u << 10, 256u << 10);
     shape->staging_bytes = KVT_MAX(shape->staging_bytes, 2ull * largest * KVT_PAGE_BYTES);
     shape->cap_bytes = PICK(sim, 8u << 20, 8u << 20, 10u << 20, 16u << 20);
-    shape->medium_bytes = PICK(sim, 64u << 20, 64u << 20, 64u << 20, 7u << 20, 3u << 20);
+    shape->medium_bytes =
+        PICK(sim, SIM_MEDIUM_LARGE, SIM_MEDIUM_LARGE, SIM_MEDIUM_LARGE, 7u << 20, 3u << 20);
     shape->queue_bytes = PICK(sim, 64u << 10, 256u << 10, 1u << 20);
     shape->pin_bytes = PICK(sim, 32u << 10, 128u << 10);
     shape->scrub_bytes = PICK(sim, 0, 0, 1u << 20, 64u << 20);
@@ -134,6 +135,8 @@ static void choose_shape(struct sim *sim)
     shape->disks = (uint32_t)PICK(sim, 1, 1, 1, 1, 1, 1, 2, 2, 2, 0);
     shape->write = (int)sim_roll(sim, 4);
     shape->faults = dice < 4 ? SIM_SOUND : dice < 8 ? SIM_HONEST : SIM_LYING;
+    shape->late = shape->disks == SIM_DISKS && sim_roll(sim, 2);
+    sim_limits_choose(sim, largest * KVT_PAGE_BYTES);
 }
 
 void sim_start(struct sim *sim, uint64_t seed, uint8_t *arena)
@@ -154,7 +157,7 @@ void sim_stop(struct sim *sim)
         sim->disks[i]->ops->destroy(sim->disks[i]);
 }
 
-static void set_latency(struct sim *sim, bool on)
+void sim_set_latency(struct sim *sim, bool on)
 {
     for (uint32_t i = 0; i < sim->shape.disks; i++)
         fault_io_latency(sim->disks[i], on ? sim->shape.latency_min : 0,
@@ -172,7 +175,10 @@ int sim_open(struct sim *sim)
         .pin_bytes_max = shape->pin_bytes,
         .scrub_bytes_per_s = shape->scrub_bytes,
         .write = shape->write,
-        .root_count = shape->disks,
+        .ttl_ns = shape->store_ttl_ns,
+        .ns_bytes_max = shape->store_quota_bytes,
+        .root_count = shape->disks - shape->late,
+        .roots_pending = shape->late,
         .seed = sim->seed,
         .clock = {.now_ns = sim_clock, .ctx = sim},
         .log = {say, sim, KVT_LOG_DEBUG},
@@ -183,7 +189,7 @@ int sim_open(struct sim *sim)
 
     SIM_CHECK(sim, params.arena_bytes <= SIM_ARENA_MAX);
     memset(sim->arena, 0xa5, params.arena_bytes);
-    for (uint32_t i = 0; i < shape->disks; i++) {
+    for (uint32_t i = 0; i < params.root_count; i++) {
         params.roots[i].io = sim->disks[i];
         params.roots[i].cap_bytes = shape->cap_bytes;
     }
@@ -198,13 +204,17 @@ int sim_open(struct sim *sim)
     }
     sim->counts.lives++;
     sim->life_op = sim->op;
+    sim_late_begin(sim);
+    sim_limits_begin(sim);
     sim_clients_start(sim);
-    set_latency(sim, true);
+    sim_set_latency(sim, true);
     return 0;
 }
 
 static void store_ends(struct sim *sim, int64_t timeout_ns)
 {
+    sim_late_end(sim);
+    sim_limits_end(sim, timeout_ns > 0);
     sim->hurry = sim->closing = true;
     kvt_store_close(sim->store, timeout_ns);
     sim->hurry = sim->closing = false;
@@ -214,7 +224,7 @@ static void store_ends(struct sim *sim, int64_t timeout_ns)
 void sim_close(struct sim *sim)
 {
     sim_faults_end(sim);
-    set_latency(sim, false);
+    sim_set_latency(sim, false);
     store_ends(sim, 1000000000);
     sim_clients_die(sim);
     sim_log(sim, 101, 0);
@@ -228,7 +238,7 @@ void sim_die(struct sim *sim, enum power_loss loss)
     sim_faults_end(sim);
     for (uint32_t i = 0; i < sim->shape.disks; i++)
         fault_io_pull_the_plug(sim->disks[i]);
-    set_latency(sim, false);
+    sim_set_latency(sim, false);
     if (sim->store)
         store_ends(sim, 0);
     sim_clients_die(sim);
@@ -282,7 +292,8 @@ void sim_settle(struct sim *sim)
         sim_advance(sim, 1000000);
         for (uint32_t i = 0; i < SIM_WAITS; i++)
             waiting += sim->waits[i].op != 0;
-        if (!waiting && next_completion(sim) == INT64_MAX && !sim->store->sweep_on)
+        if (!waiting && next_completion(sim) == INT64_MAX && !sim->store->sweep_on &&
+            !kvt_store_root_joining(sim->store))
             return;
         if (turns > 200)
             sim_advance(sim, 1000000000);
