@@ -11,7 +11,7 @@
  *         recycled, and is then replaced. "Evicted by right": since the block was first written,
  *         more than WINDOW bytes were, a tenth of the cap: seven eighths of each segment may be old
  *         records that moved.
- *         KVT_KILL_CYCLES, or KVT_SOAK_SECONDS: how long.
+ *         KVT_KILL_CYCLES, or KVT_SOAK_SECONDS: how long; of both the shorter.
  */
 #include "support/rig.h"
 
@@ -435,9 +435,9 @@ static bool goes_on(uint64_t cycle, int64_t start_ns)
 {
     const char *cycles = getenv("KVT_KILL_CYCLES"), *seconds = getenv("KVT_SOAK_SECONDS");
 
-    if (seconds)
-        return rig_now_ns() - start_ns < strtoll(seconds, NULL, 10) * INT64_C(1000000000);
-    return cycle < (cycles ? strtoull(cycles, NULL, 10) : CYCLES);
+    if (seconds && rig_now_ns() - start_ns >= strtoll(seconds, NULL, 10) * INT64_C(1000000000))
+        return false;
+    return (seconds && !cycles) || cycle < (cycles ? strtoull(cycles, NULL, 10) : CYCLES);
 }
 
 static void test_killed_in_whatever_it_does(void **state)

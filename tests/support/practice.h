@@ -1,5 +1,5 @@
 /* What a program that tries to break things has tried: the line of support/tally.h, printed at the
- * program's end whatever ends it, an abort included. Threads: one. */
+ * program's end whatever ends it, an abort or SIGTERM included. Threads: one. */
 #ifndef KVT_TESTS_PRACTICE_H
 #define KVT_TESTS_PRACTICE_H
 
