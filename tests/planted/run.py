@@ -1,63 +1,154 @@
 #!/usr/bin/env python3
 """Does the suite catch bugs? Plants each of bugs.py in a copy of the sources, builds the tests that
 should notice, and runs them: run.py [--all | --rotate | --seconds N | --check | NAME...]
-[--json FILE].
+[--jobs N] [--json FILE].
 
 --check: only whether the list fits the sources. --rotate: one, by the date (CI). --seconds: from
-that one on, as many as begin within so long. Works below build-planted/; the sources themselves are
-not touched, and hold no code for this. Every program is first run without a bug, since a test that
-fails anyway catches nothing. Exit 0: all caught; 1: a bug got through; 2: the list does not fit the sources."""
+that one on, as many as begin within so long. --jobs: so many at a time, each in a copy of its own.
+Works below build-planted/ (build-planted-2, ...), or KVT_PLANTED_DIR; the sources themselves are not
+touched, and hold no code for this. KVT_PLANTED_PREFIX: a directory with the libraries, headers and
+the pkg-config that soak-wide.py packs, for a machine that has none of them. Every program is first
+run without a bug, since a test that fails anyway catches nothing. Exit 0: all caught; 1: a bug got
+through; 2: the list does not fit the sources."""
 import json
 import os
 import pathlib
+import queue
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from bugs import BUGS  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TREE = ROOT / "build-planted"
-BUILD = TREE / "build"
+PREFIX = os.environ.get("KVT_PLANTED_PREFIX")
 TIMEOUT_S = 600
 
 
-def copy_tree():
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
-                           capture_output=True, text=True).stdout.split("\n")
-    for name in filter(None, files):
-        source, target = ROOT / name, TREE / name
-        if not source.is_file():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists() or target.read_bytes() != source.read_bytes():
-            shutil.copy(source, target)
+def environment():
+    env = dict(os.environ)
+    if PREFIX:
+        env["PKG_CONFIG"] = f"{PREFIX}/bin/pkg-config"
+        env["OPENSSL_ROOT_DIR"] = PREFIX
+        env["LD_LIBRARY_PATH"] = f"{PREFIX}/lib"
+    return env
 
 
-def build(targets):
-    """None, or what the compiler said."""
-    done = subprocess.run(["cmake", "--build", BUILD, "-j", os.environ.get("JOBS", "2"), "--target"]
-                          + targets, capture_output=True, text=True)
-    return None if done.returncode == 0 else done.stdout[-2000:]
+ENV = environment()
 
 
-def configure():
-    subprocess.run(["cmake", "-S", TREE, "-B", BUILD, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                    "-DKVT_GPU=off"], check=True, capture_output=True)
+def sources():
+    """Names of the files to copy: git's, or, in an unpacked archive, all but what builds made."""
+    said = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT,
+                          capture_output=True, text=True)
+    if said.returncode == 0 and said.stdout:
+        return list(filter(None, said.stdout.split("\n")))
+    return [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
+            if not path.relative_to(ROOT).parts[0].startswith(("build", ".", "dist"))]
 
 
-def passes(test):
-    args = [BUILD / "tests" / test]
-    if test.startswith("replay_"):
-        target = test[len("replay_"):]
-        args += [target, ROOT / "tests" / "fuzz" / "corpus" / target]
-    try:
-        return subprocess.run(args, cwd=BUILD, capture_output=True, timeout=TIMEOUT_S,
-                              stdin=subprocess.DEVNULL).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+class Result:
+    """What the copies have found out, all together."""
+
+    def __init__(self, bugs, seconds):
+        self.bugs = queue.Queue()
+        for bug in bugs:
+            self.bugs.put(bug)
+        self.end = None if seconds is None else time.monotonic() + seconds
+        self.lock = threading.Lock()
+        self.sound = {}  # test: whether it passes without a bug
+        self.caught, self.missed, self.broken = [], [], []
+
+    def next(self):
+        if self.broken or (self.end is not None and time.monotonic() > self.end):
+            return None
+        try:
+            return self.bugs.get_nowait()
+        except queue.Empty:
+            return None
+
+    def say(self, name, test):
+        with self.lock:
+            (self.caught if test else self.missed).append(name)
+            print(f"{name}: {'caught by ' + test if test else 'NOT CAUGHT'}", flush=True)
+
+
+class Copy:
+    """A copy of the sources with a build of its own."""
+
+    def __init__(self, number, result):
+        self.result = result
+        place = pathlib.Path(os.environ.get("KVT_PLANTED_DIR", ROOT))
+        self.tree = place / ("build-planted" if number == 1 else f"build-planted-{number}")
+        self.build_dir = self.tree / "build"
+
+    def make(self, names):
+        for name in names:
+            source, target = ROOT / name, self.tree / name
+            if not source.is_file():
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists() or target.read_bytes() != source.read_bytes():
+                shutil.copy(source, target)
+        subprocess.run(["cmake", "-S", self.tree, "-B", self.build_dir, "-G", "Ninja",
+                        "-DCMAKE_BUILD_TYPE=Release", "-DKVT_GPU=off"], check=True,
+                       capture_output=True, env=ENV)
+
+    def build(self, test):
+        """None, or what the compiler said."""
+        done = subprocess.run(["cmake", "--build", self.build_dir, "-j", os.environ.get("JOBS", "2"),
+                               "--target", test], capture_output=True, text=True, env=ENV)
+        return None if done.returncode == 0 else done.stdout[-2000:]
+
+    def passes(self, test):
+        args = [self.build_dir / "tests" / test]
+        if test.startswith("replay_"):
+            target = test[len("replay_"):]
+            args += [target, ROOT / "tests" / "fuzz" / "corpus" / target]
+        try:
+            return subprocess.run(args, cwd=self.build_dir, capture_output=True, timeout=TIMEOUT_S,
+                                  stdin=subprocess.DEVNULL, env=ENV).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def is_sound(self, test):
+        """Whether it passes without a bug: asked once of all copies."""
+        if test not in self.result.sound:
+            said = self.build(test)
+            if said:
+                raise RuntimeError(f"{test} does not build:\n{said}")
+            self.result.sound[test] = self.passes(test)
+            if not self.result.sound[test]:
+                print(f"  {test} fails without a bug: it proves nothing", flush=True)
+        return self.result.sound[test]
+
+    def plant(self, bug):
+        """The test that caught it; None."""
+        name, path, text, wrong, tests = bug
+        source = self.tree / path
+        whole = source.read_text()
+        for test in filter(self.is_sound, tests):
+            source.write_text(whole.replace(text, wrong))
+            try:
+                said = self.build(test)
+                if said:
+                    raise RuntimeError(f"{name} does not build:\n{said}")
+                if not self.passes(test):
+                    return test
+            finally:
+                source.write_text(whole)
+        return None
+
+    def work(self, names):
+        try:
+            self.make(names)
+            while (bug := self.result.next()) is not None:
+                self.result.say(bug[0], self.plant(bug))
+        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+            self.result.broken.append(str(error) + str(getattr(error, "stderr", "") or ""))
 
 
 def check_list():
@@ -70,39 +161,16 @@ def check_list():
     return bad
 
 
-def plant(bug, sound):
-    """The test that caught it; None."""
-    name, path, text, wrong, tests = bug
-    source = TREE / path
-    whole = source.read_text()
-    for test in tests:
-        if test not in sound:
-            said = build([test])
-            if said:
-                sys.exit(f"{test} does not build:\n{said}")
-            sound[test] = passes(test)
-            if not sound[test]:
-                print(f"  {test} fails without a bug: it proves nothing", flush=True)
-        if not sound[test]:
-            continue
-        source.write_text(whole.replace(text, wrong))
-        try:
-            said = build([test])
-            if said:
-                sys.exit(f"{name} does not build:\n{said}")
-            if not passes(test):
-                return test
-        finally:
-            source.write_text(whole)
-    return None
+def take(args, option, otherwise=None):
+    return args.pop(args.index(option) + 1) if option in args else otherwise
 
 
 def main():
     args = sys.argv[1:]
-    out = args.pop(args.index("--json") + 1) if "--json" in args else None
+    out, jobs = take(args, "--json"), int(take(args, "--jobs", "1"))
     if "--check" in args:
         return check_list()
-    seconds = int(args.pop(args.index("--seconds") + 1)) if "--seconds" in args else None
+    seconds = take(args, "--seconds")
     names = [arg for arg in args if not arg.startswith("--")]
     bugs = [bug for bug in BUGS if bug[0] in names or "--all" in args]
     today = int(time.time() // 86400)
@@ -116,22 +184,22 @@ def main():
     failed = check_list()
     if failed:
         return failed
-    copy_tree()
-    configure()
-    sound, missed, tried, start = {}, [], 0, time.monotonic()
-    for bug in bugs:
-        if seconds is not None and time.monotonic() - start > seconds:
-            break
-        tried += 1
-        caught = plant(bug, sound)
-        print(f"{bug[0]}: {'caught by ' + caught if caught else 'NOT CAUGHT'}", flush=True)
-        if not caught:
-            missed.append(bug[0])
-    result = {"planted": {"tried": tried, "failed": len(missed)}}
-    print(json.dumps(result))
+    result = Result(bugs, None if seconds is None else int(seconds))
+    files = sources()
+    copies = [threading.Thread(target=Copy(i, result).work, args=(files,))
+              for i in range(1, min(jobs, len(bugs)) + 1)]
+    for copy in copies:
+        copy.start()
+    for copy in copies:
+        copy.join()
+    if result.broken:
+        sys.exit("\n".join(result.broken))
+    said = {"planted": {"tried": len(result.caught) + len(result.missed),
+                        "failed": len(result.missed)}}
+    print(json.dumps(said))
     if out:
-        pathlib.Path(out).write_text(json.dumps(result) + "\n")
-    return 1 if missed else 0
+        pathlib.Path(out).write_text(json.dumps(said) + "\n")
+    return 1 if result.missed else 0
 
 
 if __name__ == "__main__":
