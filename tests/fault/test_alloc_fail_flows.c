@@ -30,6 +30,7 @@ struct variant {
     const char *name;
     const char *options[4]; /* key=value */
     bool second_root, new_root;
+    bool limits; /* the namespace says its own */
 };
 
 static const struct variant variants[] = {
@@ -43,6 +44,7 @@ static const struct variant variants[] = {
     {"few descriptors", {"io=posix", "fds_max=64"}, false, false},
     {"more threads", {"io=posix", "threads=3"}, false, false},
     {"choice of an engine", {"io=auto"}, false, false},
+    {"limits", {"io=posix", "ttl=1h", "ns_quota=8MiB"}, false, false, true},
 };
 
 static uint16_t pages[BLOCKS][SMALL_TOKENS][SMALL_DIM], before[BLOCKS][SMALL_TOKENS][SMALL_DIM];
@@ -93,6 +95,7 @@ static int begin(struct life *life, const struct small_store *store, const struc
                                          sizeof pages[0][0], 2};
     const struct kvt_layout layout = {sizeof layout, SMALL_TOKENS, 1, parts};
     const struct kvt_pool_desc desc = {sizeof desc, KVT_DEVICE_HOST, BLOCKS, 1, &place};
+    const struct kvt_ns_limits limits = {sizeof limits, 4u << 20, INT64_C(600000000000)};
     struct kvt_identity who;
     char error[256];
     int rc = configure(life, store, v);
@@ -107,6 +110,8 @@ static int begin(struct life *life, const struct small_store *store, const struc
         rc = kvt_pool_register(life->cache, &layout, &desc, &life->pool);
     if (!rc)
         rc = kvt_ns_open(life->cache, &who, &layout, &life->ns);
+    if (!rc && v->limits)
+        rc = kvt_ns_limit(life->ns, &limits);
     return rc;
 }
 

@@ -236,6 +236,26 @@ static void flow_mixed(struct rig *rig, uint32_t ns, struct acks *acks)
     get(rig, ns, 20, 4);
 }
 
+/* A quota of twelve blocks and a time to live, said of a namespace that has blocks: some are given
+ * up, the others expire and are journaled as gone. Nothing is demanded but exact or miss. */
+static void flow_limits(struct rig *rig, uint32_t ns, struct acks *acks)
+{
+    rig->ns_quota = UINT64_C(12) * 2 * KVT_PAGE_BYTES;
+    rig->ns_ttl_ns = 2000000000;
+    assert_int_equal(rig_ns(rig, 1, pages), ns);
+    rig->ns_quota = 0;
+    rig->ns_ttl_ns = 0;
+    for (uint64_t first = 20; first < 44; first += CHAIN)
+        put_flushed(rig, ns, first, CHAIN, 3, 0, acks);
+    rig_advance(rig, 1500000000);
+    get(rig, ns, 36, CHAIN);
+    rig_advance(rig, 1500000000);
+    get(rig, ns, 20, CHAIN);
+    memset(acks->flushed, 0, sizeof acks->flushed);
+    rig_advance(rig, 2500000000);
+    put_flushed(rig, ns, 60, 4, 3, 0, acks);
+}
+
 static const struct {
     const char *name;
     bool on_image; /* else on an empty medium */
@@ -250,6 +270,7 @@ static const struct {
     {"raise", true, flow_raise},
     {"fill", true, flow_fill},
     {"mixed", true, flow_mixed},
+    {"a quota and a time to live", true, flow_limits},
 };
 
 static struct rig_options options(void)
