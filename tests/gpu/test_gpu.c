@@ -22,48 +22,11 @@
 #include "base/checked.h"
 #include "base/rng.h"
 #include "client/host.h"
+#include "gpu/api_rig.h"
 #include "gpu/driver.h"
 #include "gpu/fake_cuda.h"
 #include "gpu/gpu_internal.h"
 #include "gpu/identity.h"
-
-static struct fake_cuda *fake;
-static void *fake_library;
-
-/* Load the fake once for good, so that its counters outlive the code under test. */
-static int load_fake(void **state)
-{
-    (void)state;
-    fake_library = dlopen(KVT_FAKE_CUDA, RTLD_NOW | RTLD_LOCAL);
-    if (fake_library == NULL)
-        return -1;
-    fake = dlsym(fake_library, "fake_cuda");
-    return fake != NULL ? 0 : -1;
-}
-
-static int reset(void **state)
-{
-    (void)state;
-    memset(fake, 0, sizeof(*fake));
-    fake->version = 12040;
-    fake->device_count = 1;
-    fake->capability = 90;
-    fake->seed = 7;
-    return 0;
-}
-
-static void assert_nothing_left(void)
-{
-    assert_int_equal(fake->retained, 0);
-    assert_int_equal(fake->context_depth, 0);
-    assert_int_equal(fake->memory, 0);
-    assert_int_equal(fake->host_memory, 0);
-    assert_int_equal(fake->registered, 0);
-    assert_int_equal(fake->streams, 0);
-    assert_int_equal(fake->events, 0);
-    assert_int_equal(fake->modules, 0);
-    assert_int_equal(fake->out_of_context, 0);
-}
 
 static int open_fake(struct kvt_gpu **gpu, char *reason, size_t len)
 {
@@ -202,7 +165,7 @@ static void test_open_close(void **state)
     assert_string_equal(kvt_gpu_offline_reason(gpu), "");
     kvt_gpu_close(gpu);
     kvt_gpu_close(NULL);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 static void test_open_refusals(void **state)
@@ -218,7 +181,7 @@ static void test_open_refusals(void **state)
     fake->capability = 75;
     assert_int_equal(open_fake(&gpu, reason, sizeof(reason)), KVT_E_UNSUPPORTED);
     assert_non_null(strstr(reason, "7.5"));
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* Whatever call of the open fails: a status, a reason, nothing left. */
@@ -239,7 +202,7 @@ static void test_open_failures(void **state)
         for (int after = 0; after < 3; after++) {
             struct kvt_gpu *gpu = NULL;
             char reason[200] = "";
-            reset(NULL);
+            api_fake_reset(NULL);
             fake->fail = names[i];
             fake->fail_after = after;
             fake->fail_result = KVT_CU_OUT_OF_MEMORY;
@@ -283,7 +246,7 @@ static void test_pin(void **state)
         assert_int_equal(kvt_gpu_pin(gpu, memory, 4096), 0);
     assert_int_equal(kvt_gpu_pin(gpu, memory, 4096), KVT_E_LIMIT);
     kvt_gpu_close(gpu);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* ---- plans and jobs ---- */
@@ -377,7 +340,7 @@ static void test_plan_refusals(void **state)
     kvt_gpu_plan_free(plan);
     kvt_gpu_plan_free(NULL);
     rig_close(&rig);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 static void test_plan_failures(void **state)
@@ -392,7 +355,7 @@ static void test_plan_failures(void **state)
         for (int after = 0; after < 8; after++) {
             struct rig rig;
             struct kvt_gpu_plan *plan;
-            reset(NULL);
+            api_fake_reset(NULL);
             rig_open(&rig);
             fake->fail = names[i];
             fake->fail_after = after;
@@ -405,7 +368,7 @@ static void test_plan_failures(void **state)
                 assert_int_equal(rc, -ENOMEM);
             assert_false(kvt_gpu_offline(rig.gpu)); /* a full device is not a broken one */
             rig_close(&rig);
-            assert_nothing_left();
+            api_fake_nothing_left();
         }
 }
 
@@ -450,7 +413,7 @@ static void test_job_refusals(void **state)
     kvt_gpu_job_free(NULL);
     kvt_gpu_plan_free(plan);
     rig_close(&rig);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* The engine's stream comes first, and what it does later can wait for us. */
@@ -535,7 +498,7 @@ static void test_engine_stream(void **state)
     kvt_gpu_leave(rig.gpu);
     kvt_gpu_plan_free(plan);
     rig_close(&rig);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* A fault of the device: the job says so, the device is offline, later calls are refused. */
@@ -567,7 +530,7 @@ static void test_device_fault(void **state)
     kvt_gpu_leave(rig.gpu);
     kvt_gpu_close(rig.gpu);
     free(rig.records);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* What the kernel says of three devices: nodes 1 and 0, and one of which the firmware says nothing.
@@ -631,7 +594,7 @@ static void test_c38_ranks_share_a_control_group(void **state)
     assert_int_equal(kvt_gpu_node(KVT_FAKE_CUDA, 0, dir), -1);
     fake->fail = NULL;
     write_nodes(dir, false);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 /* A call that fails while a job is queued: the job is refused, the plan works again after. */
@@ -648,7 +611,7 @@ static void test_queueing_failures(void **state)
             struct kvt_gpu_plan *plan;
             struct kvt_gpu_job *job;
             struct kvt_gpu_order order = {.path = KVT_GPU_PATH_COPY};
-            reset(NULL);
+            api_fake_reset(NULL);
             rig_open(&rig);
             assert_int_equal(rig_plan(&rig, &plan), 0);
             fake->fail = names[i];
@@ -666,7 +629,7 @@ static void test_queueing_failures(void **state)
             kvt_gpu_job_free(job);
             kvt_gpu_plan_free(plan);
             rig_close(&rig);
-            assert_nothing_left();
+            api_fake_nothing_left();
         }
 }
 
@@ -697,32 +660,32 @@ static void test_identity(void **state)
     assert_true(fake->batches > 0 && fake->copies > fake->batches);
     identity_free(identity);
     kvt_gpu_close(gpu);
-    assert_nothing_left();
+    api_fake_nothing_left();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_no_driver, reset),
-        cmocka_unit_test_setup(test_old_driver, reset),
-        cmocka_unit_test_setup(test_load, reset),
-        cmocka_unit_test_setup(test_missing_symbols, reset),
-        cmocka_unit_test_setup(test_driver_does_not_start, reset),
-        cmocka_unit_test_setup(test_status_of_results, reset),
-        cmocka_unit_test_setup(test_build_without_kernels, reset),
-        cmocka_unit_test_setup(test_open_close, reset),
-        cmocka_unit_test_setup(test_open_refusals, reset),
-        cmocka_unit_test_setup(test_open_failures, reset),
-        cmocka_unit_test_setup(test_pin, reset),
-        cmocka_unit_test_setup(test_plan_refusals, reset),
-        cmocka_unit_test_setup(test_plan_failures, reset),
-        cmocka_unit_test_setup(test_job_refusals, reset),
-        cmocka_unit_test_setup(test_waves, reset),
-        cmocka_unit_test_setup(test_engine_stream, reset),
-        cmocka_unit_test_setup(test_device_fault, reset),
-        cmocka_unit_test_setup(test_c38_ranks_share_a_control_group, reset),
-        cmocka_unit_test_setup(test_queueing_failures, reset),
-        cmocka_unit_test_setup(test_identity, reset),
+        cmocka_unit_test_setup(test_no_driver, api_fake_reset),
+        cmocka_unit_test_setup(test_old_driver, api_fake_reset),
+        cmocka_unit_test_setup(test_load, api_fake_reset),
+        cmocka_unit_test_setup(test_missing_symbols, api_fake_reset),
+        cmocka_unit_test_setup(test_driver_does_not_start, api_fake_reset),
+        cmocka_unit_test_setup(test_status_of_results, api_fake_reset),
+        cmocka_unit_test_setup(test_build_without_kernels, api_fake_reset),
+        cmocka_unit_test_setup(test_open_close, api_fake_reset),
+        cmocka_unit_test_setup(test_open_refusals, api_fake_reset),
+        cmocka_unit_test_setup(test_open_failures, api_fake_reset),
+        cmocka_unit_test_setup(test_pin, api_fake_reset),
+        cmocka_unit_test_setup(test_plan_refusals, api_fake_reset),
+        cmocka_unit_test_setup(test_plan_failures, api_fake_reset),
+        cmocka_unit_test_setup(test_job_refusals, api_fake_reset),
+        cmocka_unit_test_setup(test_waves, api_fake_reset),
+        cmocka_unit_test_setup(test_engine_stream, api_fake_reset),
+        cmocka_unit_test_setup(test_device_fault, api_fake_reset),
+        cmocka_unit_test_setup(test_c38_ranks_share_a_control_group, api_fake_reset),
+        cmocka_unit_test_setup(test_queueing_failures, api_fake_reset),
+        cmocka_unit_test_setup(test_identity, api_fake_reset),
     };
-    return cmocka_run_group_tests(tests, load_fake, NULL);
+    return cmocka_run_group_tests(tests, api_fake_load, NULL);
 }

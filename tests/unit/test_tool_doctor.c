@@ -127,10 +127,10 @@ static void test_options_that_do_not_fit(void **state)
     json_decref(report);
     struct statvfs fs;
     assert_int_equal(statvfs(dir, &fs), 0);
-    uint64_t mib = (1u << 20) / fs.f_frsize, gap = (fs.f_blocks - fs.f_bavail) / mib;
+    uint64_t block = fs.f_frsize, gap = ((fs.f_blocks - fs.f_bavail) * block) >> 20;
     if (gap > 2048) { /* others write meanwhile */
         snprintf(config, sizeof(config), "disk=%s/new:%lluMiB", dir,
-                 (unsigned long long)(fs.f_bavail / mib + gap / 2));
+                 (unsigned long long)(((fs.f_bavail * block) >> 20) + gap / 2));
         report = DOCTOR("--config", config);
         assert_int_equal(run.code, 0);
         assert_string_equal(text(find(report, "root"), "state"), "warn");
