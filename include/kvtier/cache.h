@@ -57,7 +57,8 @@ void kvt_close(struct kvt_cache *cache);
  * An identity without model and without revision (weights digest) is refused: any two models would
  * share blocks under it. The layout is part of the namespace, so another layout is another, empty
  * namespace and no error.
- * 0; KVT_E_VERSION; KVT_E_INVAL; KVT_E_LIMIT; KVT_E_UNSUPPORTED; KVT_E_LAYOUT the store knows this
+ * 0; KVT_E_VERSION; KVT_E_INVAL; KVT_E_LIMIT 4,096 groups of namespaces have been opened since the
+ * store was, closed ones included; KVT_E_UNSUPPORTED; KVT_E_LAYOUT the store knows this
  * very namespace with records of another size (two versions of the library on one store);
  * KVT_E_TOO_SMALL a record does not fit the caps. The log has the argument and its range. Owned
  * until kvt_ns_close(). */

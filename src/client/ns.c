@@ -164,6 +164,11 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
     }
     make_label(identity->model, msg.label, sizeof(msg.label));
     rc = ns_register(cache, layout, &msg, out);
+    if (rc == KVT_E_LIMIT)
+        kvt_misuse_say(cache, KVT_LOG_WARN, "kvt_ns_open",
+                       "the store has had as many namespaces as it can have since it was opened "
+                       "(4,096 of models, layouts, groups and salts): open it anew, or restart its "
+                       "kvtierd");
     if (rc == 0)
         kvt_choice_recall(*out);
     return rc;

@@ -123,6 +123,7 @@ struct kvt_store {
     uint32_t record_bytes_max;
     int enabled;
     int closing;
+    int said_namespaces; /* that no more fit: once */
     int again; /* a callback of the log has left work: run again at once */
 
     uint64_t *recover_sequence; /* by entry, while recovery lasts */

@@ -68,8 +68,17 @@ void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct k
     uint32_t smallest, largest;
     long number = sizes_check(store, open, &smallest, &largest);
 
-    if (!number)
+    if (!number) {
         number = kvt_namespaces_open(&store->spaces, open);
+        if (number == KVT_E_LIMIT && !store->said_namespaces) {
+            store->said_namespaces = 1;
+            kvt_log(&store->params.log, KVT_LOG_WARN,
+                    "%u namespaces (of models, layouts, groups and salts) have been opened since "
+                    "the store was: no more can be. Opening the store anew, or a restart of its "
+                    "kvtierd, makes room",
+                    KVT_NAMESPACES_MAX);
+        }
+    }
     if (number >= 0 && smallest < store->record_bytes_min) {
         int err = grow_for(store, smallest);
 

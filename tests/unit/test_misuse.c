@@ -129,6 +129,27 @@ static void namespaces_say_which_argument(void **state)
             said("kvt_ns_open: refused: ", words);                                \
     } while (0)
 
+/* A store keeps no more, not even those that are closed: the last one says so, and the first goes
+ * on. */
+static void more_namespaces_than_a_store_takes_are_told(void **state)
+{
+    char revision[16];
+    int rc = 0;
+    unsigned opened = 1; /* the rig's */
+
+    (void)state;
+    for (; rc == 0 && opened < 5000; opened += rc == 0) {
+        struct setup s = good();
+        snprintf(revision, sizeof(revision), "r%u", opened);
+        s.identity.revision = revision;
+        rc = open_ns(&s);
+    }
+    assert_int_equal(rc, KVT_E_LIMIT);
+    assert_int_equal(opened, 4096);
+    said("kvt_ns_open: refused: ", "restart its kvtierd");
+    assert_int_equal(rig_store(&rig, 1, 4, 0, NULL), 4);
+}
+
 static void groups_say_which_argument(void **state)
 {
     (void)state;
@@ -435,6 +456,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(namespaces_say_which_argument, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(more_namespaces_than_a_store_takes_are_told, set_up,
+                                        tear_down),
         cmocka_unit_test_setup_teardown(groups_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_identity_names_something, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pools_say_which_argument, set_up, tear_down),
