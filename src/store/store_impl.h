@@ -124,7 +124,7 @@ struct kvt_store {
     int enabled;
     int closing;
     int said_namespaces; /* that no more fit: once */
-    int again; /* a callback of the log has left work: run again at once */
+    int again;           /* a callback of the log has left work: run again at once */
 
     uint64_t *recover_sequence; /* by entry, while recovery lasts */
     uint64_t *recover_generation;
