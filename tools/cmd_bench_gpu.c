@@ -87,6 +87,8 @@ int kvt_cmd_bench_gpu(int argc, char **argv)
          .min = 1 << 20, .max = 1 << 28},
         {"depth", "N", "waves of staging memory", .number = &bench.depth, .min = 1, .max = 8},
         {"dir", "DIR", "directory on a drive: loads from it are measured too", .text = &bench.dir},
+        {"config", "K=V,...", "options of the cache that loads from the drive, as staging=256MiB",
+         .text = &bench.config},
         {"device", "N", "CUDA device (0)", .number = &bench.device, .min = 0, .max = 63},
         {"driver", "FILE", "the CUDA driver's library", .text = &bench.driver},
         {"cublas", "FILE", "the cuBLAS library", .text = &bench.cublas},

@@ -26,6 +26,7 @@ struct gpu_bench {
     const char *driver; /* NULL: libcuda.so.1 */
     const char *cublas; /* NULL: where it usually is */
     const char *dir;    /* on a drive; NULL: none is measured */
+    const char *config; /* options of the cache that loads from it; NULL: none */
     int quick, json, no_gemm, no_cache;
     /* what */
     struct kvt_gpu *gpu;

@@ -71,6 +71,8 @@ static int open_cache(struct disk_run *run)
     rc = kvt_config_set_all(config, "dram=1GiB,gpu_store_ctas=64");
     if (rc == 0)
         rc = kvt_config_set(config, "disk", disk);
+    if (rc == 0 && b->config != NULL)
+        rc = kvt_config_set_all(config, b->config);
     rc = rc == 0 ? gpu_bench_target_open(b, config, &run->target)
                  : gpu_bench_fail(b, rc, "configuration");
     kvt_config_free(config);

@@ -314,8 +314,9 @@ int gpu_bench_gemm(struct gpu_bench *b)
      * of a launch counts as much as its width. */
     static const struct {
         uint32_t ctas, wave_mb;
-    } points[] = {{1, 11},  {4, 11},  {8, 11},  {16, 11}, {32, 11}, {8, 22},  {16, 22},
-                  {32, 22}, {16, 33}, {32, 33}, {16, 44}, {32, 44}, {48, 44}, {64, 44}};
+    } points[] = {{1, 11},  {4, 11},  {8, 11},   {16, 11}, {32, 11}, {8, 22},  {16, 22},
+                  {32, 22}, {64, 22}, {96, 22},  {16, 33}, {32, 33}, {64, 33}, {96, 33},
+                  {64, 38}, {96, 38}, {132, 38}, {32, 44}, {64, 44}, {96, 44}, {132, 44}};
     int64_t wave_bytes = b->wave_bytes;
     struct products p = {0};
     double warm;
