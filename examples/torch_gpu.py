@@ -8,7 +8,7 @@ goes on generating; then does the same from disk in a new process. Tokens are co
 a run that was never interrupted, and the time to the first token with that of computing the prompt.
 
     LD_LIBRARY_PATH=build python3 torch_gpu.py                      # 8B geometry, random weights
-    python3 torch_gpu.py --model PATH --tokens 2048                 # a real model
+    python3 torch_gpu.py --model DIR --text FILE --tokens 2048      # a real model, of real text
 
 At level raw the bytes of the tensors after a load are compared too, all of them.
 Attention is PyTorch's flash kernel over the filled part of the cache, K and V as they are (GQA), as
@@ -16,12 +16,16 @@ engines run it; --attention sdpa takes the way that transformers goes by itself,
 for every query head and makes a mask as long as the cache. With sdpa, tokens generated twice from the
 same cache differ on some GPUs (seen on an H200 with PyTorch 2.11, without any load): compare bytes.
 
+DIR is a folder of transformers (config.json, tokenizer.json, weights). Where it has a .gguf file and no
+safetensors the weights are taken from there, dequantised (gguf_llama.py).
+
 Needs: PyTorch with CUDA, transformers, libkvtier.so with GPU kernels. Prints JSON on the last line.
 Not done here: paged attention. The pool's pages are slices of 16 tokens of the contiguous cache.
 """
 import argparse
 import ctypes as C
 import gc
+import glob
 import json
 import os
 import subprocess
@@ -231,6 +235,26 @@ def flash(module, query, key, value, attention_mask, scaling=None, **_):
     return out.to(query.dtype).transpose(1, 2), None
 
 
+def from_gguf(folder, torch, attention):
+    """The model of a folder with config.json and one GGUF file, or None."""
+    found = glob.glob(os.path.join(folder, "*.gguf"))
+    if len(found) != 1 or glob.glob(os.path.join(folder, "*.safetensors")):
+        return None
+    import gguf_llama
+    from transformers import LlamaConfig, LlamaForCausalLM
+    config = LlamaConfig.from_pretrained(folder)
+    config._attn_implementation = attention
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    weights = {name: torch.from_numpy(array).to(torch.bfloat16)
+               for name, array in gguf_llama.load(found[0]).items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    if unexpected or set(missing) - {"lm_head.weight"} or (
+            missing and not config.tie_word_embeddings):
+        raise RuntimeError(f"{found[0]}: missing {missing}, unexpected {unexpected}")
+    model.tie_weights()
+    return model
+
+
 def build_model(args, torch):
     from transformers import (AttentionInterface, AutoModelForCausalLM, LlamaConfig,
                               LlamaForCausalLM)
@@ -240,8 +264,10 @@ def build_model(args, torch):
         attention = "kvtier_gqa"  # "flash" in it would fetch kernels; no mask is made
         AttentionInterface.register(attention, flash)
     if args.model:
-        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16,
-                                                     attn_implementation=attention)
+        model = from_gguf(args.model, torch, attention)
+        if model is None:
+            model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16,
+                                                         attn_implementation=attention)
         return model.to("cuda").eval(), os.path.basename(os.path.normpath(args.model))
     config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=args.layers,
                          num_attention_heads=32, num_key_value_heads=8, vocab_size=32000,
@@ -330,6 +356,13 @@ def timed(torch, fn):
 
 def prompt_of(args, vocabulary):
     import random
+    if args.text:
+        from transformers import AutoTokenizer
+        text = "".join(open(path, encoding="utf-8").read() for path in args.text)
+        tokens = AutoTokenizer.from_pretrained(args.model)(text)["input_ids"]
+        if len(tokens) < args.tokens:
+            raise SystemExit(f"torch_gpu: the text has {len(tokens)} tokens of {args.tokens}")
+        return tokens[:args.tokens]
     numbers = random.Random(7)
     return [numbers.randrange(3, min(vocabulary, 30000)) for _ in range(args.tokens)]
 
@@ -483,6 +516,7 @@ def first_process(args, torch, engine, name, prompt):
     out["speedup_dram_load_alone"] = out["recompute_ttft_s"] / out["dram_load_s"]
     out["same_tokens_dram"] = same(exact, tokens)
     out["generated"] = len(exact)
+    out["generated_tokens"], out["generated_tokens_dram"] = exact, tokens
     out["gpu_failed_blocks"] = tier.stat("gpu.failed_blocks")
     if args.dir:
         _, out["flush_s"] = timed(torch, tier.flush)
@@ -494,6 +528,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", default="libkvtier.so.0")
     parser.add_argument("--model", help="directory of a model; else the 8B geometry, random weights")
+    parser.add_argument("--text", nargs="+", help="the prompt, for a --model with a tokenizer; else "
+                        "random tokens")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--generate", type=int, default=32)
