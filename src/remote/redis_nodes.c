@@ -169,7 +169,20 @@ bool redis_node_serves(const struct redis *redis, uint32_t node)
     return false;
 }
 
-/* The node of an address, known or new. NULL: there is no room. */
+static bool same_place(const struct redis_node *node, const struct kvt_remote_seed *at)
+{
+    return strcmp(node->at.host, at->host) == 0 && strcmp(node->at.port, at->port) == 0;
+}
+
+/* A lost connection of ours may still have puts there. */
+static bool owes(const struct redis_node *node)
+{
+    return node->fence_id || node->unfenced;
+}
+
+/* The node of an address, known or new. NULL: there is no room. One that was forgotten and is back
+ * still owes what it did (rule 5): its place is taken by another one only where no other is free.
+ */
 static struct redis_node *node_at(struct redis *redis, const struct kvt_remote_seed *at)
 {
     struct redis_node *spare = NULL;
@@ -177,21 +190,24 @@ static struct redis_node *node_at(struct redis *redis, const struct kvt_remote_s
     for (uint32_t i = 0; i < REDIS_NODES; i++) {
         struct redis_node *node = &redis->nodes[i];
 
-        if (node->used && strcmp(node->at.host, at->host) == 0 &&
-            strcmp(node->at.port, at->port) == 0)
-            return node;
-        if (!node->used && !spare)
+        if (same_place(node, at)) {
+            spare = node;
+            break;
+        }
+        if (!node->used && (!spare || (owes(spare) && !owes(node))))
             spare = node;
     }
-    if (!spare)
-        return NULL;
-    spare->at = *at;
+    if (!spare || spare->used)
+        return spare;
+    if (!same_place(spare, at)) {
+        spare->at = *at;
+        spare->fence_id = 0;
+        spare->unfenced = false;
+    }
     spare->used = true;
     spare->listed = false;
     spare->fails = 0;
     spare->down_until_ns = 0;
-    spare->fence_id = 0;
-    spare->unfenced = false;
     spare->master = 0;
     spare->no_reads = false;
     return spare;

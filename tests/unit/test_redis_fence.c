@@ -1,17 +1,21 @@
 /* A put that comes late, and a purge.
  *
  * Goal:   what was sent before a connection was lost is not carried out after a purge that has said
- *         that it is done; where the server does not let us make sure of that, the purge says so.
+ *         that it is done; where the server does not let us make sure of that, the purge says so;
+ *         a node that a cluster's map leaves out for a while is no exception.
  * Method: a real redis-server behind a proxy of the test (support/late_proxy.h) that keeps what it
  * is given until the test lets it go, as a server does that is frozen; skipped without one.
  */
 #include "support/rig.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "kvtier/error.h"
 #include "remote/remote_seal.h"
+#include "remote/resp.h"
+#include "support/fake_redis.h"
 #include "support/late_proxy.h"
 #include "support/redis_rig.h"
 #include "support/remote_help.h"
@@ -163,6 +167,97 @@ static void test_a_server_that_forbids_it(void **state)
     assert_int_equal(remote_help_put(&help, NS, LATE + 1, PAGES, false), 0);
 }
 
+/* ---- a node that leaves the map of its cluster ---------------------------------------------- */
+
+static struct {
+    int ports[2];
+    _Atomic unsigned owner;        /* whose all slots are */
+    _Atomic bool swallow;          /* puts to the second one are taken and not answered */
+    _Atomic unsigned sets, killed; /* of the second one */
+} says;
+
+/* Two servers of a cluster, of which the first one is the seed. The number of every connection is
+ * 77; what ends it is counted. */
+static void answer(void *ctx, unsigned at, const char *words, char *out, size_t len)
+{
+    unsigned owner = atomic_load(&says.owner);
+    bool set = strncmp(words, "SET ", 4) == 0;
+
+    (void)ctx;
+    if (strcmp(words, "CLUSTER SLOTS") == 0) {
+        snprintf(out, len, "*1\r\n*3\r\n:0\r\n:%u\r\n*2\r\n$9\r\n127.0.0.1\r\n:%d\r\n",
+                 KVT_RESP_SLOTS - 1, says.ports[owner]);
+    } else if (strcmp(words, "CLIENT ID") == 0) {
+        snprintf(out, len, ":77\r\n");
+    } else if (strcmp(words, "CLIENT KILL ID 77") == 0) {
+        atomic_fetch_add(&says.killed, at);
+        snprintf(out, len, ":1\r\n");
+    } else if ((set || strncmp(words, "GETRANGE ", 9) == 0) && owner != at) {
+        words += set ? 4 : 9;
+
+        snprintf(out, len, "-MOVED %u 127.0.0.1:%d\r\n", kvt_resp_slot(words, strcspn(words, " ")),
+                 says.ports[owner]);
+    } else if (set && at && atomic_load(&says.swallow)) {
+        out[0] = '\0';
+    } else {
+        atomic_fetch_add(&says.sets, set && at);
+        snprintf(out, len, "+OK\r\n");
+    }
+}
+
+/* To the second one. */
+static void put_until_it_comes(void)
+{
+    unsigned before = atomic_load(&says.sets);
+
+    atomic_store(&says.owner, 1);
+    for (int i = 0; i < 600 && atomic_load(&says.sets) == before; i++)
+        if (remote_help_put(&help, NS, LATE, 1, true) != 0)
+            rig_sleep_ms(50);
+    assert_true(atomic_load(&says.sets) > before);
+}
+
+/* It has taken a put that it did not answer; the map leaves it out, and names it again: it has to
+ * end that connection all the same before it is written to. */
+static void test_a_node_that_is_back_in_the_map(void **state)
+{
+    struct kvt_remote_stats stats = {0};
+    struct fake_redis *fake;
+    char where[64];
+    int status;
+
+    (void)state;
+    memset(&says, 0, sizeof(says));
+    fake = fake_redis_start(2, answer, NULL);
+    for (unsigned i = 0; i < 2; i++)
+        says.ports[i] = fake_redis_port(fake, i);
+    atomic_store(&says.owner, 1);
+    snprintf(where, sizeof(where), "redis://127.0.0.1:%d", says.ports[0]);
+    remote_help_open(&help, where, NULL, NULL, NULL);
+    put_until_it_comes();
+    assert_int_equal(atomic_load(&says.killed), 0);
+    atomic_store(&says.swallow, true);
+    help.deadline_ns = 300000000;
+    status = remote_help_put(&help, NS, LATE, 1, true);
+    assert_true(status == KVT_E_DEADLINE || status == -EHOSTDOWN);
+    help.deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    atomic_store(&says.owner, 0);
+    for (int i = 0; i < 600; i++) { /* until it is forgotten; nothing is put meanwhile */
+        (void)remote_help_probe(&help, NS, LATE, 1, NULL);
+        help.remote->ops->stats(help.remote, &stats);
+        if (stats.nodes == 1)
+            break;
+        rig_sleep_ms(50);
+    }
+    assert_int_equal(stats.nodes, 1);
+    assert_int_equal(atomic_load(&says.killed), 0);
+    atomic_store(&says.swallow, false);
+    put_until_it_comes();
+    assert_true(atomic_load(&says.killed) > 0);
+    remote_help_close(&help);
+    fake_redis_stop(fake);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -170,6 +265,7 @@ int main(void)
         cmocka_unit_test_teardown(test_a_purge_of_a_namespace, tear_down),
         cmocka_unit_test_teardown(test_what_the_server_forbids_is_told, tear_down),
         cmocka_unit_test_teardown(test_a_server_that_forbids_it, tear_down),
+        cmocka_unit_test_teardown(test_a_node_that_is_back_in_the_map, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
