@@ -9,8 +9,8 @@ import types
 
 import pytest
 from conftest import TOKENS, Engine, need
-from vllm_rig import (HERE, ROUNDING, disk, flip, job, prompts, redis, run, run_jobs, same, save_model,
-                      tokens)
+from vllm_rig import (ENGINE, HERE, ROUNDING, disk, flip, job, prompts, redis, run, run_jobs, same,
+                      save_model, tokens)
 
 need("vllm", "vllm")
 import kvtier  # noqa: E402
@@ -153,6 +153,38 @@ def test_a_prompt_of_another_machine_is_found_in_the_tier_that_both_share(restar
     same(other["batches"][0], first["batches"][1])
     assert other["stats"]["remote.got"] == other["metrics"]["loaded_blocks"] == 12
     assert other["metrics"]["failed_blocks"] == 0
+
+
+def test_a_node_of_a_cluster_dies_while_requests_are_served(tiny, tmp_path):
+    """What another machine has put to a cluster is loaded until a master is killed: from then on its
+    records are misses, which are computed; no request fails or answers otherwise. When its replica
+    has taken over all of them are found."""
+    asked = prompts(8, 12, shared=8)
+    blocks = sum((len(prompt) - 1) // ENGINE["block_size"] for prompt in asked)
+    last = [tokens(40, 5)]
+    with redis(tmp_path, 6) as nodes:
+        if not nodes:
+            pytest.skip("no redis-server here (scripts/setup.sh test installs it)")
+        shared = {"remote": nodes.url, "remote_write": "all", "remote_deadline": "60s"}
+        plain, first, killed, after = run_jobs(
+            job(tiny, [asked]),
+            job(tiny, [asked, last], disk(tmp_path / "first", **shared),
+                between={"1": nodes.wait_command(2 * blocks)}),
+            job(tiny, [asked[:4], asked[4:], prompts(8, 13, shared=8)],
+                disk(tmp_path / "other", **shared), between={"1": nodes.kill_command(0)}),
+            job(tiny, [asked], disk(tmp_path / "after", **shared),
+                between={"0": nodes.replaced_command(1)}))
+    for answer in (plain, first, killed, after):
+        assert "error" not in answer, answer["error"]
+    for answer in (first, after):
+        same(answer["batches"][0], plain["batches"][0], ROUNDING)
+    same(killed["batches"][0] + killed["batches"][1], plain["batches"][0], ROUNDING)
+    print("killed:", {name: value for name, value in killed["stats"].items()
+                      if name.startswith("remote.") and value},
+          {name: value for name, value in killed["metrics"].items() if value})
+    assert 0 < killed["stats"]["remote.got"] < blocks and killed["stats"]["remote.losses"] > 0
+    assert after["stats"]["remote.got"] == after["metrics"]["loaded_blocks"] == blocks
+    assert after["metrics"]["failed_blocks"] == 0
 
 
 def test_many_requests_at_once_with_chunks_and_preemption(tiny, tmp_path):

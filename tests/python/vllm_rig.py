@@ -2,13 +2,15 @@
 processes of their own (vllm_child.py), and what damages a store.
 
     vllm_rig.py flip DIR [AT]      one byte in every 4 KiB of the records of a store, or at AT alone
-    vllm_rig.py wait PORT COUNT    until a redis-server has so many records
+    vllm_rig.py wait PORTS COUNT   until redis-servers (1,2,...) have so many records together
+    vllm_rig.py replaced PORT      until a cluster is whole again after a node has failed
 """
 import contextlib
 import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import socket
 import struct
@@ -208,17 +210,24 @@ def flip_command(where, at=""):
 
 # ---- a redis-server ----
 
-class Redis:
-    """One on loopback."""
+SERVER = os.environ.get("KVT_TEST_REDIS_SERVER") or "redis-server"
 
-    def __init__(self, port):
-        self.port, self.url = port, f"redis://127.0.0.1:{port}"
+
+class Redis:
+    """One on loopback, or several that are a cluster; pids: of their processes."""
+
+    def __init__(self, ports, pids=()):
+        self.ports, self.pids = ports, pids
+        self.url = "redis://" + "+".join(f"127.0.0.1:{port}" for port in ports)
 
     def records(self):
-        """How many it has. OSError: it does not answer."""
-        with socket.create_connection(("127.0.0.1", self.port), 10) as link:
-            link.sendall(b"DBSIZE\r\n")
-            return int(link.makefile("rb").readline().decode().strip().removeprefix(":"))
+        """How many they have. OSError: one does not answer."""
+        count = 0
+        for port in self.ports:
+            with socket.create_connection(("127.0.0.1", port), 10) as link:
+                link.sendall(b"DBSIZE\r\n")
+                count += int(link.makefile("rb").readline().decode().strip().removeprefix(":"))
+        return count
 
     def wait(self, count, seconds=120):
         """Whether it has so many records within some time."""
@@ -232,32 +241,88 @@ class Redis:
 
     def wait_command(self, count):
         """For `between` of a job."""
-        return f"{sys.executable} {HERE / 'vllm_rig.py'} wait {self.port} {count}"
+        return (f"{sys.executable} {HERE / 'vllm_rig.py'} wait {','.join(map(str, self.ports))} "
+                f"{count}")
+
+    def kill_command(self, node):
+        """For `between`."""
+        return f"kill -9 {self.pids[node]}"
+
+    def replaced_command(self, node):
+        """For `between`: until others have taken the place of one that was killed, as `node` sees
+        it."""
+        return f"{sys.executable} {HERE / 'vllm_rig.py'} replaced {self.ports[node]}"
+
+
+def ask(port, *words):
+    """What redis-cli prints."""
+    return subprocess.run(["redis-cli", "-p", str(port), *words], capture_output=True, text=True,
+                          timeout=120).stdout
+
+
+def until(true, seconds=120):
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def replaced(port):
+    return until(lambda: "cluster_state:ok" in ask(port, "CLUSTER", "INFO") and
+                 re.search(r"[ ,]fail[ ,]", ask(port, "CLUSTER", "NODES")))
+
+
+def free_ports(count):
+    """Below what the kernel gives to clients, with the ports of a cluster's bus above them."""
+    found, place = [], 10000 + os.getpid() * 16 % 12000
+    while len(found) < count:
+        place = place + 1 if place < 22000 else 10000
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as bus:
+            one.bind(("127.0.0.1", place))
+            bus.bind(("127.0.0.1", place + 10000))
+            found.append(place)
+    return found
 
 
 @contextlib.contextmanager
-def redis(folder):
-    """A server that keeps nothing on disk; None where there is no redis-server."""
-    program = shutil.which("redis-server")
-    if not program:
+def redis(folder, nodes=1):
+    """A server that keeps nothing on disk, or a cluster of six, three of them replicas; None where
+    there is no redis-server (KVT_TEST_REDIS_SERVER may name another program)."""
+    program = shutil.which(SERVER)
+    if not program or (nodes > 1 and not shutil.which("redis-cli")):
         yield None
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = subprocess.Popen([program, "--bind", "127.0.0.1", "--port", str(port), "--save", "",
-                                "--dir", str(folder)], stdout=subprocess.DEVNULL)
+    ports = free_ports(nodes)
+    more = ["--cluster-enabled", "yes", "--cluster-node-timeout", "8000"] if nodes > 1 else []
+    processes = [subprocess.Popen(
+        [program, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder),
+         *more, *(["--cluster-config-file", f"nodes.{port}.conf"] if more else [])],
+        stdout=subprocess.DEVNULL) for port in ports]
     try:
-        server = Redis(port)
+        server = Redis(ports, [process.pid for process in processes])
         assert server.wait(0), "redis-server does not answer"
+        if nodes > 1:
+            made = ask(ports[0], "--cluster", "create", *(f"127.0.0.1:{port}" for port in ports),
+                       "--cluster-replicas", "1", "--cluster-yes")
+            assert until(lambda: all("cluster_state:ok" in ask(port, "CLUSTER", "INFO") and
+                                     "cluster_known_nodes:6" in ask(port, "CLUSTER", "INFO")
+                                     for port in ports)), made
         yield server
     finally:
-        process.terminate()
-        process.wait()
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
 
 
 if __name__ == "__main__":
     what, *words = sys.argv[1:]
-    good = flip(words[0], *map(int, words[1:])) if what == "flip" else \
-        Redis(int(words[0])).wait(int(words[1]))
+    if what == "flip":
+        good = flip(words[0], *map(int, words[1:]))
+    elif what == "replaced":
+        good = replaced(int(words[0]))
+    else:
+        good = Redis([int(port) for port in words[0].split(",")]).wait(int(words[1]))
     sys.exit(0 if good else 1)
