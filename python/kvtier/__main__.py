@@ -1,4 +1,5 @@
 """python -m kvtier doctor|daemon|tool: what is found here; the programs that the wheel carries."""
+import difflib
 import os
 import sys
 
@@ -29,15 +30,27 @@ def tool(arguments: list[str] | None = None) -> int:
     return _become("kvtier", "KVTIER", sys.argv[1:] if arguments is None else arguments)
 
 
+COMMANDS = {"doctor": doctor.main, "daemon": daemon, "tool": tool}
+
+
 def main(argv: list[str]) -> int:
     """Exit code of a subcommand; 2 for wrong usage."""
-    for name, call in (("doctor", doctor.main), ("daemon", daemon), ("tool", tool)):
-        if argv[:1] == [name]:
-            return call(argv[1:])
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]](argv[1:])
     wanted = argv[:1] in (["-h"], ["--help"])
+    if argv and not wanted:
+        near = difflib.get_close_matches(argv[0], COMMANDS, 1)
+        print(f"kvtier: no command is called {argv[0]!r}" +
+              (f"; did you mean {near[0]!r}?" if near else ""), file=sys.stderr)
     print(USAGE, file=sys.stdout if wanted else sys.stderr)
     return 0 if wanted else 2
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    sys.exit(status)

@@ -369,7 +369,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--dram", metavar="SIZE", help="memory for prompts (default 1GiB)")
     add("--level", metavar="LEVEL", help="raw kv8 kv6 kv5 kv4 int4 (default kv4)")
     add("--window-tokens", type=int, default=4096, metavar="N",
-        help="the last tokens of a prompt are kept at kv8 (default %(default)s)")
+        help="the last tokens of a prompt are kept at kv8, the others at --level (default %(default)s)")
     add("--config", metavar="KEY=VALUE,...", help="other options of docs/config.md")
     add("--salt", metavar="TEXT", help="prompts of different salts share nothing")
     add("--n-ctx", type=int, default=4096, metavar="N",
@@ -391,6 +391,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run until a signal. 0 stopped in order; 1 could not start; 2 wrong usage."""
     arguments = parse_arguments(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    _log.info("loading %s", arguments.model)
     try:
         llama = load_model(arguments)
     except (KvtierError, ValueError, RuntimeError, OSError) as error:

@@ -72,6 +72,19 @@ def test_commands_of_the_tool_in_the_pages_exist():
         assert not [option for option in options if option not in text], command
 
 
+def test_a_command_that_does_not_exist_is_named():
+    assert "'docter'; did you mean 'doctor'?" in run("docter")[2]
+
+
+def test_a_reader_that_leaves_is_no_error():
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run([sys.executable, "-m", "kvtier", "doctor", "--json"], stdout=theirs,
+                          stderr=subprocess.PIPE, text=True)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.fixture
 def made_up(monkeypatch):
     """An engine `made_up` of version 1.0 with a class and a function."""
