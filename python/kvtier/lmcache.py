@@ -5,7 +5,8 @@ where their geometry is given, and across restarts.
         "class_name": "KvtierConnector", "adapter_params": {"disk": "/nvme/kv:500GiB"}}'
 
 LMCache hands over chunks as buffers that lie anywhere, under keys that name model, rank and salt;
-they go through staging memory. With "geometry" a chunk is coded, else it is kept to the byte.
+they go through staging memory. With "geometry" a chunk is coded, else it is kept to the byte;
+kvtier.lmcache_adapter learns the geometry from LMCache.
 submit_*() queue and return a number; two threads work, one for gets and lookups, one for sets and
 deletes; a completion is told once by drain_completions(), and event_fd() is readable then. Errors:
 ConfigError from the constructor; afterwards a doubt is a miss, and is counted (counts).
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
+import math
 import os
 import queue
 import struct
@@ -27,13 +30,15 @@ from typing import Any
 from ._errors import ConfigError, KvtierError
 from ._pagestore import (Counts, PageStore, Staging, as_bytes, fetch, open_cache, save,
                          split_options, weights)
-from .geometry import GRAIN, PageShape, given, opaque
+from .geometry import GRAIN, PageShape, dtype_of, given, opaque
 from .layout import Identity
 
 _log = logging.getLogger("lmcache.kvtier")  # of LMCache's own, which alone have a handler there
 WHERE = "kvtier.lmcache"
 OWN = ("weights_digest", "salt", "geometry")
 _SIZES_MAX = 64  # sizes of chunks that are kept apart
+_SIZE = "<QH"
+_SIZE_BYTES = struct.calcsize(_SIZE)
 Completion = tuple[int, bool, str, "list[bool] | None"]
 
 
@@ -53,14 +58,15 @@ class _Chunks:
 
 
 class _Sizes:
-    """The sizes of the chunks that were ever stored: records of a namespace of their own, since a
-    look-up tells no size. A record that is lost costs the hits until the size is stored again."""
+    """The sizes of the chunks that were ever stored, and what was learnt of their geometry: records
+    of a namespace of their own, since a look-up tells no size. A record: the size, the length of a
+    text, the text, zeros. One that is lost costs the hits until the size is stored again."""
 
     def __init__(self, owner: "KvtierConnector") -> None:
         shape = opaque(GRAIN)
         self._staging = Staging(GRAIN, 0)
         self._store = PageStore(owner.cache, Identity(
-            "lmcache", model="sizes of chunks", revision=owner.digest, layout=shape.text,
+            "lmcache", model=owner.remembers, revision=owner.digest, layout=shape.text,
             salt=owner.salt), shape, self._staging.base, self._staging.step, self._staging.count)
         self._keys = [hashlib.sha256(b"size %d" % i).digest() for i in range(_SIZES_MAX)]
         self.all: list[int] = []
@@ -69,7 +75,9 @@ class _Sizes:
             data = bytearray(GRAIN)
             if there and fetch(self._store, self._staging, [self._keys[number]],
                                [memoryview(data)])[0]:
-                self.all.append(struct.unpack_from("<Q", data)[0])
+                size, length = struct.unpack_from(_SIZE, data)
+                self.all.append(size)
+                owner.recall(size, bytes(data[_SIZE_BYTES:_SIZE_BYTES + length]))
         self._pin()
 
     def _pin(self) -> None:
@@ -77,7 +85,7 @@ class _Sizes:
             if there:
                 self._store.ns.pin(self._store.keys([key]))
 
-    def add(self, size: int) -> bool:
+    def add(self, size: int, text: bytes) -> bool:
         """False: there are too many."""
         if size in self.all:
             return True
@@ -85,7 +93,7 @@ class _Sizes:
             return False
         number = self._taken.index(False)
         self._taken[number] = save(self._store, self._staging, [self._keys[number]],
-                                   [memoryview(struct.pack("<Q", size))])[0]
+                                   [memoryview(struct.pack(_SIZE, size, len(text)) + text)])[0]
         self.all.append(size)
         self._pin()
         return True
@@ -94,14 +102,32 @@ class _Sizes:
         self._store.close()
 
 
+def _of_tensor(shape: Sequence[int], dtype: Any) -> dict[str, Any] | None:
+    """The geometry of LMCache's chunks, [2, layers, tokens, hidden] or, of MLA, [layers, tokens,
+    hidden]. How hidden is cut into heads LMCache does not say: rows of 128 are what is coded."""
+    *kinds, layers, _, hidden = shape
+    if kinds == [2]:
+        dim = next((dim for dim in (128, 64, 32, 16) if hidden % dim == 0), 0)
+        order = "clthd"
+    else:
+        dim, order = hidden, "lthd"
+    if kinds not in ([], [2]) or not dim or dtype_of(dtype) is None:
+        return None
+    return {"order": order, "layers": layers, "kv_heads": hidden // dim, "head_dim": dim,
+            "dtype": str(dtype).removeprefix("torch.")}
+
+
 class KvtierConnector:
     """See the module. params: adapter_params, the options of docs/config.md and OWN."""
+
+    remembers = "sizes of chunks"  # name of what _Sizes keeps
 
     def __init__(self, **params: Any) -> None:
         own, library = split_options(f"{WHERE}: adapter_params", params, OWN)
         self.salt = str(own.get("salt", "")).encode()
         self.digest = str(own.get("weights_digest", "")) or "named by LMCache"
         self._geometry = own.get("geometry")
+        self._learned: dict[int, dict[str, Any] | None] = {}  # geometries by sizes of chunks
         if self._geometry is not None:
             given(WHERE, self._geometry, 16)  # says what is wrong with it, before anything is open
         self.counts = Counts()
@@ -128,12 +154,13 @@ class KvtierConnector:
 
     def shape(self, size: int) -> PageShape:
         """Of chunks of so many bytes: coded when the geometry fits, else bytes."""
-        if isinstance(self._geometry, Mapping):
-            one = given(WHERE, self._geometry, 16)
+        geometry = self._geometry or self._learned.get(size)
+        if isinstance(geometry, Mapping):
+            one = given(WHERE, geometry, 16)
             tokens, rest = divmod(size * 16, one.page_bytes)
             try:
                 if not rest:
-                    return given(WHERE, self._geometry, tokens).shape()
+                    return given(WHERE, geometry, tokens).shape()
             except ConfigError as error:
                 _log.warning("kvtier: chunks of %d bytes are stored as they are: %s", size, error)
             else:
@@ -141,6 +168,33 @@ class KvtierConnector:
                              "each, as the geometry has it: they are stored as they are", size,
                              one.page_bytes // 16)
         return opaque(-(-size // GRAIN) * GRAIN)
+
+    def learn(self, shapes: Sequence[Sequence[int]], dtypes: Sequence[Any]) -> None:
+        """What LMCache says of chunks, before any of that size is looked up or stored. Chunks of
+        several tensors, and of what is not coded, are kept to the byte."""
+        if len(shapes) != 1 or not 3 <= len(shapes[0]) <= 4:
+            return
+        shape = [int(extent) for extent in shapes[0]]
+        made = _of_tensor(shape, dtypes[0])
+        if made is None:
+            return
+        size = math.prod(shape) * dtype_of(dtypes[0]).size
+        with self._lock:
+            if size not in self._learned and size not in self._chunks:
+                try:
+                    given(WHERE, made, shape[-2])
+                except ConfigError as error:
+                    _log.warning("kvtier: chunks of %d bytes are stored as they are: %s", size, error)
+                    made = None
+                self._learned[size] = made
+
+    def recall(self, size: int, text: bytes) -> None:
+        """What was learnt before a restart."""
+        with contextlib.suppress(ValueError, ConfigError):
+            if text:
+                made = json.loads(text)
+                given(WHERE, made, 16)
+                self._learned[size] = made
 
     # ---- what LMCache calls ----
 
@@ -252,7 +306,9 @@ class KvtierConnector:
     def _set(self, keys: Sequence[str], buffers: Sequence[Any]) -> list[bool]:
         views, out = [as_bytes(b) for b in buffers], [False] * len(keys)
         for size, some in self._by_size(views).items():
-            if size == 0 or not self._sizes.add(size):
+            known = self._learned.get(size)
+            text = json.dumps(known).encode() if known else b""
+            if size == 0 or not self._sizes.add(size, text):
                 _log.warning("kvtier: chunks of %d bytes are not stored: there are %d sizes "
                              "already", size, len(self._sizes.all))
                 continue

@@ -1,5 +1,5 @@
-"""Goal: as a native_plugin connector of LMCache kvtier keeps chunks, coded or to the byte, finds them
-after a restart, and tells each completion once. Method: LMCache's own adapter over the connector,
+"""Goal: as a native_plugin connector or a plugin adapter of LMCache kvtier keeps chunks, coded or to
+the byte, finds them after a restart, and tells each completion once. Method: LMCache's own adapter over the connector,
 with its keys and memory objects; then the whole of it: `lmcache server`, vLLM on the CPU with
 LMCache's connector, a restart of both (lmcache_child.py)."""
 import json
@@ -188,6 +188,14 @@ def test_what_fails_is_a_completion(tmp_path):
     client.plug.close()
 
 
+def until(what):
+    for _ in range(6000):
+        if (out := what()) not in (None, {}):
+            return out
+        time.sleep(0.1)
+    raise AssertionError("LMCache's adapter does not answer")
+
+
 def test_lmcaches_own_adapter_over_it(tmp_path):
     """Its factory makes the connector, and its adapter stores, looks up, loads and deletes."""
     from lmcache.v1.distributed.api import ObjectKey
@@ -204,13 +212,6 @@ def test_lmcaches_own_adapter_over_it(tmp_path):
         def __init__(self, data):
             self.byte_array = memoryview(data)
 
-    def until(what):
-        for _ in range(6000):
-            if (out := what()) not in (None, {}):
-                return out
-            time.sleep(0.1)
-        raise AssertionError("LMCache's adapter does not answer")
-
     want = [chunk(i) for i in range(3)]
     adapter.submit_store_task(keys, [Memory(data) for data in want])
     until(adapter.pop_completed_store_tasks)
@@ -226,6 +227,83 @@ def test_lmcaches_own_adapter_over_it(tmp_path):
     found = until(lambda: adapter.query_lookup_and_lock_result(task))
     assert [found.test(i) for i in range(3)] == [False, True, True]
     adapter.close()
+
+
+def memory(data, shape, dtype):
+    """A memory object of LMCache's over bytes."""
+    from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+    raw = torch.frombuffer(data, dtype=torch.uint8)
+    return TensorMemoryObj(raw, MemoryObjMetadata(
+        torch.Size(shape), dtype, raw.data_ptr(), len(data), 1, fmt=MemoryFormat.KV_2LTD), None)
+
+
+class Plugin:
+    """The adapter as LMCache's factory makes it."""
+
+    def __init__(self, where, **more):
+        from lmcache.v1.distributed.l2_adapters import plugin_l2_adapter as plugin
+        self.adapter = plugin._create_plugin_adapter(plugin.PluginL2AdapterConfig.from_dict({
+            "type": "plugin", "module_path": "kvtier.lmcache_adapter",
+            "class_name": "KvtierAdapter", "adapter_params": params(where, **more)}))
+
+    def store(self, keys, objects):
+        self.adapter.submit_store_task(keys, objects)
+        return until(self.adapter.pop_completed_store_tasks)
+
+    def found(self, keys, layouts):
+        task = self.adapter.submit_lookup_and_lock_task(keys, layouts)
+        seen = until(lambda: self.adapter.query_lookup_and_lock_result(task))
+        return [seen.test(i) for i in range(len(keys))]
+
+    def load(self, keys, objects):
+        task = self.adapter.submit_load_task(keys, objects)
+        seen = until(lambda: self.adapter.query_load_result(task))
+        return [seen.test(i) for i in range(len(keys))]
+
+    def coded(self, size):
+        return self.adapter._kvtier._chunks[size].store.shape.coded
+
+
+@pytest.mark.parametrize("shape, told", [
+    ((2, LAYERS, TOKENS, HEADS * DIM), {"kv_heads": 1, "head_dim": 128}),
+    ((LAYERS, TOKENS, 2 * HEADS * DIM), {"order": "lthd", "head_dim": 256}),
+    ((2, LAYERS, 2 * TOKENS, HEADS * DIM // 2), {"kv_heads": 1, "head_dim": 64})])
+def test_the_plugin_adapter_learns_what_chunks_hold(tmp_path, shape, told):
+    """From the objects that are stored; after a restart from its store, before anything is said."""
+    from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+    keys = [ObjectKey(chunk_hash=bytes([i]) * 32, model_name="org/model", kv_rank=0)
+            for i in range(3)]
+    want = [chunk(i) for i in range(3)]
+    plugin = Plugin(tmp_path, level="kv8", guard="off")
+    assert plugin.found(keys, {0: MemoryLayoutDesc([torch.Size(shape)], [torch.bfloat16])}) == \
+        [False] * 3
+    plugin.store(keys, [memory(data, shape, torch.bfloat16) for data in want])
+    assert plugin.coded(CHUNK)
+    assert told.items() <= plugin.adapter._kvtier._learned[CHUNK].items()
+    plugin.adapter.close()
+    plugin = Plugin(tmp_path, level="kv8", guard="off")
+    assert plugin.found(keys, {}) == [True] * 3 and plugin.coded(CHUNK)
+    have = [bytearray(CHUNK) for _ in keys]
+    assert plugin.load(keys, [memory(data, shape, torch.bfloat16) for data in have]) == [True] * 3
+    assert have != want  # coded: close, and not the same
+    for one, other in zip(have, want):
+        one, other = (torch.frombuffer(x, dtype=torch.bfloat16).float() for x in (one, other))
+        assert (one - other).abs().max() < 0.1
+    plugin.adapter.close()
+
+
+@pytest.mark.parametrize("shapes, dtypes", [
+    ([(2, LAYERS, TOKENS, HEADS * DIM * 2)], [torch.float8_e4m3fn]),
+    ([(2, LAYERS, TOKENS * 4, 32), (2, LAYERS, TOKENS, 32)], [torch.bfloat16] * 2),
+    ([(3, LAYERS, TOKENS, HEADS * DIM)], [torch.bfloat16]),
+    ([(2, LAYERS * TOKENS * DIM, 1, HEADS)], [torch.bfloat16]),
+    ([(CHUNK,)], [torch.uint8]), ([], [])])
+def test_what_is_not_understood_is_kept_to_the_byte(tmp_path, shapes, dtypes):
+    from kvtier.lmcache_adapter import _Learner
+    made = _Learner(**params(tmp_path))
+    made.learn([torch.Size(shape) for shape in shapes], dtypes)
+    assert not made.shape(CHUNK).coded
+    made.close()
 
 
 def test_the_geometry_of_the_page_is_taken(tmp_path):
@@ -252,7 +330,7 @@ class Server:
         self.port, self.log = free_port(), log
         page = shown.command("lmcache", "lmcache", "server")
         adapter = shown.told(page, "--l2-adapter")
-        adapter["adapter_params"] |= params(store)
+        adapter["adapter_params"] |= params(store, level="raw")
         self.process = subprocess.Popen(
             [sys.executable, "-c", "import sys; from lmcache.cli.main import main; "
              "sys.exit(main())", *shown.changed(page, l1_size_gb=1, l2_adapter=adapter)[1:],
@@ -322,7 +400,7 @@ def test_vllm_finds_its_prompt_after_a_restart_of_the_server(tiny, tmp_path):
         cold, native = ask(server, tiny, [prompt, prompt])
         assert cold["cached"] == 0 and native["cached"] == 384
         server.until_stored(384 // 64)
-        assert re.search(r"kvtier: chunks of \d+ bytes, as they are, \d+ stored, namespace",
+        assert re.search(r"kvtier: chunks of \d+ bytes, coded, \d+ stored, namespace",
                          server.log.read_text(errors="replace"))
     finally:
         server.stop()
