@@ -108,6 +108,6 @@ def pack(target):
     pack_prefix(target / "prefix")
     pack_tree(target / "tree")
     whole = target.with_name(target.name + ".tar.xz")
-    subprocess.run(["tar", "-C", target.parent, "-I", "xz -9 -T1", "-cf", whole, target.name],
+    subprocess.run(["tar", "-C", target.parent, "-I", "xz -T1 --lzma2=preset=5,dict=96MiB", "-cf", whole, target.name],
                    check=True)
     print(f"{whole}: {whole.stat().st_size / 1048576:.1f} MiB")

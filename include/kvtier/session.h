@@ -190,7 +190,9 @@ long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t fi
  * kvt_session_filled() has moved out of it has no page any more. Of states only the last block of
  * the sequence has a page, full or not, and those at whose ends it may have to come back: there the
  * engine keeps the state after the block's last token (of a partial last block: after the last one
- * that is filled), and goes on from it in the next page. */
+ * that is filled), and goes on from it in the next page. Where the sequence was cut back into the
+ * very block that it is filled to, no page holds that state: the block gets none, and the session
+ * comes back to a state before it. */
 long kvt_session_group_pages(struct kvt_session_mgr *mgr, kvt_session_id id, uint16_t group,
                              size_t first, uint32_t *pages, size_t n);
 

@@ -196,4 +196,7 @@ BUGS = [
      "    if (kvt_index_present(e))\n        return;                 /* rule 1 */",
      "    if (kvt_index_in_dram(e))\n        return;                 /* rule 1 */",
      ["test_store_roots", "test_sim"]),
+    ("purged_block_numbered_anew", "src/store/store_write.c",
+     "    if (s->pins ||\n        kvt_namespace_at", "    if (s->pins || 0 &&\n        kvt_namespace_at",
+     ["test_sim"]),
 ]
