@@ -138,8 +138,9 @@ static const struct kvt_about abouts[] = {
     {"bench remote",
      "Puts records to a Redis server and reads them back as the store does, beside redis-benchmark "
      "with values of the same size on the same server, in turns, and prints the medians of both "
-     "and of the rounds' ratios. Without --url a redis-server of its own is started on loopback, "
-     "without persistence, and ended.",
+     "and of the rounds' ratios. A record is removed for each that is put, so that the server has "
+     "memory for it, as it has for redis-benchmark, which writes over its own values. Without "
+     "--url a redis-server of its own is started on loopback, without persistence, and ended.",
      "kvtier bench remote --json\nkvtier bench remote --url redis://10.0.0.5:6379"},
     {"bench index",
      "Makes a root of very many small records (real headers and footers; the records are holes, "
