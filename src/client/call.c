@@ -538,6 +538,7 @@ bool kvt_call_ping(struct kvt_cache *cache)
         kvt_flight_put(cache, flight);
         return false;
     }
+    cache->ping.done = false;
     flight->call = &cache->ping;
     kvt_msg_push(cache, msg);
     return true;

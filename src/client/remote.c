@@ -262,6 +262,8 @@ int kvt_remote_watch(struct kvt_cache *cache)
         cache->pinged = false;
         return WATCH_MS; /* who asks meanwhile does not wake us for it */
     }
+    if (cache->pinged && cache->ping.done) /* it has answered: it lives, and may be asked again */
+        cache->pinged = false;
     const int64_t silent = now - cache->heard_ns;
     if (silent < PATIENCE_NS)
         return (int)((PATIENCE_NS - silent) / 1000000) + 1;

@@ -1,7 +1,8 @@
 /* Calls that wait for one reply: whoever reads the reply ring, its answer is heard of.
  *
  * Goal:   a caller that gave up reading the ring itself has left nothing behind for which the reply
- *         thread is not rung; nor has a worker, to which the ring was left while it was coding.
+ *         thread is not rung; nor has a worker, to which the ring was left while it was coding. A
+ *         store that answers is not given up.
  * Method: the test takes the store's place at the ring of replies, behind the client's back, and
  *         answers when the caller has stopped leading: once with the ring empty meanwhile, once
  *         with a reply begun at the end of the ring (a filler is there, no frame behind it yet).
@@ -243,6 +244,33 @@ static void the_thread_hears_what_comes_after_the_workers(void **state)
     }
 }
 
+/* A load may wait for a drive for long: a store that answers each ping meanwhile is there. */
+static void a_store_that_answers_is_not_given_up(void **state)
+{
+    struct rig_shape shape = rig_shape_small(4);
+
+    (void)state;
+    rig_init(&rig, &shape, "dram=8MiB", NULL);
+    rig_open(&rig);
+    struct kvt_cache *cache = rig.cache;
+    pthread_mutex_lock(&cache->lock);
+    struct kvt_flight *flight = kvt_flight_take(cache, KVT_C_LOAD, KVT_OP_ACQUIRE, 64);
+    bool there = flight != NULL;
+    for (int i = 0; i < 5 && there; i++) {
+        cache->heard_ns = kvt_clock_now(&cache->clock) - INT64_C(3000000000);
+        there = kvt_remote_watch(cache) > 0 && cache->pinged && !cache->broken;
+        while (there && !cache->ping.done) {
+            pthread_mutex_unlock(&cache->lock);
+            usleep(1000);
+            pthread_mutex_lock(&cache->lock);
+        }
+    }
+    if (there)
+        kvt_flight_put(cache, flight);
+    pthread_mutex_unlock(&cache->lock);
+    assert_true(there);
+}
+
 static int free_only(void **state)
 {
     (void)state;
@@ -257,6 +285,7 @@ int main(void)
         cmocka_unit_test_teardown(so_do_those_begun_when_it_stops_reading, tear_down),
         cmocka_unit_test_teardown(a_call_is_heard_while_the_ring_is_left_to_workers, tear_down),
         cmocka_unit_test_teardown(the_thread_hears_what_comes_after_the_workers, free_only),
+        cmocka_unit_test_teardown(a_store_that_answers_is_not_given_up, free_only),
     };
 
     return cmocka_run_group_tests_name("client_call", tests, NULL, NULL);
