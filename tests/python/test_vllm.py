@@ -166,10 +166,11 @@ def test_a_node_of_a_cluster_dies_while_requests_are_served(tiny, tmp_path):
         if not nodes:
             pytest.skip("no redis-server here (scripts/setup.sh test installs it)")
         shared = {"remote": nodes.url, "remote_write": "all", "remote_deadline": "60s"}
+        all_put = nodes.wait_command(2 * blocks) + " && sleep 1"  # blocks of answers count, too
         plain, first, killed, after = run_jobs(
             job(tiny, [asked]),
             job(tiny, [asked, last], disk(tmp_path / "first", **shared),
-                between={"1": nodes.wait_command(2 * blocks)}),
+                between={"1": all_put}),
             job(tiny, [asked[:4], asked[4:], prompts(8, 13, shared=8)],
                 disk(tmp_path / "other", **shared), between={"1": nodes.kill_command(0)}),
             job(tiny, [asked], disk(tmp_path / "after", **shared),
