@@ -1,6 +1,6 @@
 """One run of vLLM with its tiering manager and kvtier's tier, in a process of its own.
 
-job on stdin: {model, tier: {...}, steps: [{ask: tokens} | {reset: true} | {damage: true}]}
+job on stdin: {model, tier: {...}, engine: {LLM() options}, steps: [{ask: tokens} | {reset: true} | {damage: true}]}
 answer on the last line: {answers: [{tokens, logprobs, cached}], counts: of the tier, coded}
 
 vLLM's worker copies between a GPU and the CPU cache; CpuSpec puts one in its place that copies
@@ -66,7 +66,8 @@ class CpuSpec(TieringOffloadingSpec):
     def get_worker(self, kv_caches):
         if self._worker is None:
             region = SharedOffloadRegion(
-                engine_id=self._engine_id, num_chunks=self.num_chunks, rank=0,
+                engine_id=self._engine_id, num_chunks=self.num_chunks,
+                rank=self.config.parallel.rank,
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker)
             self._worker = CopyWorker(kv_caches, self.blocks_per_chunk, region)
@@ -118,7 +119,7 @@ def main():
     from vllm import LLM, SamplingParams
     llm = LLM(model=job["model"], skip_tokenizer_init=True, enforce_eager=True, seed=0,
               dtype="float32", max_model_len=640, kv_cache_memory_bytes=48 << 20, block_size=32,
-              kv_transfer_config=transfer_config(job["tier"]))
+              kv_transfer_config=transfer_config(job["tier"]), **job.get("engine", {}))
     sampling = SamplingParams(temperature=0, detokenize=False, max_tokens=16, logprobs=1)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler.connector.connector_scheduler
     tier = scheduler.manager.secondary_tiers[0]
