@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import _c
+from . import _c, _limits
 from ._errors import ClosedError, ErrorCode, KvtierError, make_error
 from .layout import Identity, Keys, Kind, Layout, Level, Pages, Place, Tier, layout_of
 from .pool import Calls, Pool, Report, Request, _Child, deadline_ns
@@ -129,7 +129,8 @@ def _log_to(write: Callable[[int, str], None]) -> Callable[[Any, int, bytes], No
 class Cache:
     """An open cache: in-process, or of a daemon where the configuration names one.
 
-    config and options: docs/config.md. log: called with (level 0 to 3, message) from threads of the
+    config and options: docs/config.md. own_limits: what they say of the namespaces that are opened
+    here (own_quota, own_ttl). log: called with (level 0 to 3, message) from threads of the
     library; None: the logger "kvtier". ConfigError: an option that does not exist or makes no
     sense. notes: sentences about disks that the cache runs without.
     """
@@ -146,9 +147,10 @@ class Cache:
         handle = C.c_void_p()
         error = C.create_string_buffer(_ERROR_BYTES)
         made = C.c_void_p()
+        self.own_limits, pairs = _limits.split(options(config, **more))
         _c.check(self._lib.kvt_config_new(C.byref(made)), "config")
         try:
-            self._configure(made, options(config, **more))
+            self._configure(made, pairs)
             code = self._lib.kvt_open(made, C.byref(handle), error, _ERROR_BYTES)
         finally:
             self._lib.kvt_config_free(made)
@@ -215,7 +217,10 @@ class Cache:
         code = self._lib.kvt_ns_open(self.handle, C.byref(identity.to_c()),
                                      C.byref(layout.to_c()), C.byref(out))
         _c.check(code, "namespace")
-        return Namespace(self, out.value, layout, owned=True)
+        opened = Namespace(self, out.value, layout, owned=True)
+        if self.own_limits:
+            opened.limit(self.own_limits.quota, self.own_limits.ttl)
+        return opened
 
     def pool(self, layout: Layout, places: Sequence[Place], block_count: int,
              device: int = _c.DEVICE_HOST, owner: Any = None) -> "Pool":
@@ -456,7 +461,7 @@ def usable_blocks(block_tokens: int, n_tokens: int) -> int:
 
 
 def each_option() -> list[tuple[str, str, str]]:
-    """(key, default, help) of every option of the loaded library."""
+    """(key, default, help) of every option of the loaded library, and of Cache beside them."""
     library, made, out = _c.load(), C.c_void_p(), []
     _c.check(library.kvt_config_new(C.byref(made)), "config")
 
@@ -465,7 +470,7 @@ def each_option() -> list[tuple[str, str, str]]:
 
     library.kvt_config_each(made, _c.CONFIG_FN(take), None)
     library.kvt_config_free(made)
-    return out
+    return [*out, *_limits.OPTIONS]
 
 
 @atexit.register

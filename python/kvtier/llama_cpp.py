@@ -62,6 +62,9 @@ class Llama(_engine.Llama):
         if not flash_attn:
             raise _refuse("flash_attn=False stores V transposed: leave it on")
         self._kvt_cache = Cache(kvtier) if self._kvt_own_cache else kvtier
+        if self._kvt_cache.own_limits:
+            raise _refuse("own_quota and own_ttl are not for llama.cpp: set ns_quota and ttl, or "
+                          "ns_limit")
         try:
             super().__init__(model_path, flash_attn=True, **kwargs)
             self._kvt_block = kvtier_block_tokens

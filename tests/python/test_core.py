@@ -131,6 +131,27 @@ def test_limits_of_a_namespace(engine):
     assert engine.ns.lookup(keys).n == 6
 
 
+def test_a_cache_s_own_limits_hold_for_its_namespaces(options):
+    """As set by an option, which every adapter takes: own_quota is namespace.limit()."""
+    with kvtier.Cache({**options, "own_quota": "64KiB", "own_ttl": "1h"}) as cache:
+        assert (cache.own_limits.quota, cache.own_limits.ttl) == (64 << 10, 3600.0)
+        engine = Engine(cache)
+        for page in range(6):
+            engine.fill(page)
+        stored = engine.store(chain(6), range(6), exact=True)
+        assert stored[:3] == [0] * 3 and 0 not in stored[3:]
+    with kvtier.Cache("own_quota=none,own_ttl=none", env=False) as cache:
+        assert not cache.own_limits
+    for key, value, words in (
+            ("own_quota", "50", "64KiB to 64TiB"), ("own_quota", "5 GiB", "as 50GiB"),
+            ("own_quota", "5gib", "one of KiB"), ("own_quota", "65TiB", "64KiB to 64TiB"),
+            ("own_ttl", "7", "one of ns"), ("own_ttl", "7days", "as 7d"), ("own_ttl", "900ms", "1s")):
+        with pytest.raises(kvtier.ConfigError, match=words):
+            kvtier.Cache({**options, key: value})
+    from kvtier.cache import each_option
+    assert {"own_quota", "own_ttl"} <= {key for key, _, _ in each_option()}
+
+
 def test_a_missing_block_ends_the_run_and_an_orphan_is_refused(engine):
     keys = chain(5)
     for page in range(5):
