@@ -40,9 +40,14 @@ class Daemon:
             time.sleep(0.01)
         assert self.process.poll() is None, self.process.stderr.read()
 
-    def close(self):
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(60) == 0
+    def kill_command(self):
+        """For `between` of a job."""
+        return f"kill -9 {self.process.pid}"
+
+    def close(self, killed=False):
+        if not killed:
+            self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == (-signal.SIGKILL if killed else 0)
         self.process.stderr.close()
 
 
@@ -151,26 +156,27 @@ def pipeline(tmp_path_factory):
     """Stages of one and of three layers, each with a store of its own layers: a prompt, again, again
     when the engine's own cache has been emptied, and another one. Then kvtierd is started anew, one
     record of the second stage is damaged, and an engine whose connector is beside another tenant's,
-    below MultiConnector, is asked the first one twice."""
+    below MultiConnector, is asked the first one twice, and once more when kvtierd has been killed."""
     where = tmp_path_factory.mktemp("pipeline")
     model, asked = save_model(where / "model"), tokens(200, 23)
 
-    def run(prompts, forget, *salts):
+    def run(prompts, forget, *salts, kill=None):
         daemon = Daemon(where)
         store = {"store": f"unix:{daemon.socket}", "level": "raw", "plan": "off", "env": "no"}
         beside = [{**store, "salt": salt} for salt in salts]
         try:
             answer, = run_jobs(job(model, prompts, [store, *beside] if beside else store,
-                                   engine=PIPELINE, forget=forget),
+                                   engine=PIPELINE, forget=forget,
+                                   between={kill: daemon.kill_command()} if kill else None),
                                VLLM_PP_LAYER_PARTITION="1,3", **RANKS)
         finally:
-            daemon.close()
+            daemon.close(killed=kill is not None)
         assert "error" not in answer, answer["error"]
         return answer
 
     first = run([[asked], [asked], [asked], [tokens(200, 24)]], [2])
     damaged = damage_stage(where / "kv", 3 * ENGINE["block_size"])
-    return first, damaged, run([[asked], [asked]], [1], "another")
+    return first, damaged, run([[asked], [asked], [asked]], [1, 2], "another", kill="2")
 
 
 def test_the_stages_of_a_pipeline_find_a_prompt_again(pipeline):
@@ -189,10 +195,17 @@ def test_a_load_that_fails_in_one_stage_is_computed_in_all(pipeline):
     it is computed by both, and is whole in the store afterwards. The connector is not alone."""
     first, damaged, ran = pipeline
     cold, native = (batch[0] for batch in first["batches"][:2])
-    poisoned, again = (batch[0] for batch in ran["batches"])
+    poisoned, again, _ = (batch[0] for batch in ran["batches"])
     assert damaged == 2  # the prompt's, and the other prompt's
     assert ran["metrics"]["failed_blocks"] == 1
     assert ran["metrics"]["loaded_blocks"] == 11 + 12
     same([poisoned], [cold], ROUNDING)
     assert again["cached"] == 192
     same([again], [native], ROUNDING)
+
+
+def test_a_daemon_that_dies_under_an_engine_costs_hits_only(pipeline):
+    first, _, ran = pipeline
+    gone = ran["batches"][2][0]
+    assert gone["cached"] == 0
+    same([gone], first["batches"][0], ROUNDING)
