@@ -15,6 +15,7 @@ struct kvt_gpu_image {
     const char *kernel;    /* name of the function in it */
     const void *bytes;     /* fatbin */
     uint32_t shared_bytes; /* dynamic shared memory of a CTA */
+    uint32_t warps;        /* of a CTA */
 };
 extern const struct kvt_gpu_image kvt_gpu_images[];
 extern const int kvt_gpu_images_built;

@@ -36,11 +36,12 @@ static int launch(struct kvt_gpu *gpu, enum kvt_gpu_kernel kernel, uint32_t ctas
                   void *parameter, kvt_cu_stream stream)
 {
     void *parameters[1] = {parameter};
-    uint64_t needed = (warps + KVT_GPU_WARPS - 1) / KVT_GPU_WARPS;
-    return kvt_gpu_check(
-        gpu, gpu->cuda.launch(gpu->kernels[kernel], (unsigned)KVT_MIN((uint64_t)ctas, needed), 1, 1,
-                              KVT_GPU_WARPS * 32, 1, 1, kvt_gpu_images[kernel].shared_bytes, stream,
-                              parameters, NULL));
+    const struct kvt_gpu_image *image = &kvt_gpu_images[kernel];
+    uint64_t needed = (warps + image->warps - 1) / image->warps;
+    return kvt_gpu_check(gpu, gpu->cuda.launch(gpu->kernels[kernel],
+                                               (unsigned)KVT_MIN((uint64_t)ctas, needed), 1, 1,
+                                               image->warps * 32, 1, 1, image->shared_bytes, stream,
+                                               parameters, NULL));
 }
 
 /* Whether the decoder reads the records where they are, and not in the wave's staging memory. */

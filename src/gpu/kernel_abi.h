@@ -10,7 +10,8 @@
 #include <stdint.h>
 
 #define KVT_GPU_RECORDS_MAX 160u /* of one launch: their addresses fit a 4 KiB parameter */
-#define KVT_GPU_WARPS 16u        /* of every CTA */
+#define KVT_GPU_WARPS 16u        /* of every CTA, but for */
+#define KVT_GPU_ENCODE_WARPS 24u /* those of the encoders */
 #define KVT_GPU_PAGE_BYTES 4096u
 #define KVT_GPU_HEADER_BYTES 128u /* of a record */
 #define KVT_GPU_CHECKSUM_AT 120u  /* within the header */
@@ -18,23 +19,22 @@
 #define KVT_GPU_STATUS_GUARD 0u     /* low bit of a status word; the rest is the unit's place */
 #define KVT_GPU_STATUS_NONFINITE 1u /* in the walk of the scalar encoder: the first one counts */
 
-/* Shared memory of the kernels, bytes. The level tables hold one copy of each entry per lane, so
- * that 32 random lookups never meet in one bank. */
-/* The largest thresholds: all magnitudes beyond them are of the top level. */
-#define KVT_GPU_C4_REACH 243u
-#define KVT_GPU_C5_REACH 253u
-#define KVT_GPU_LEVELS_BYTES(reach) (((reach) + 1u) * 128u)
-#define KVT_GPU_CODES_BYTES 768u          /* level indices: 256 for each step width */
+/* Shared memory of the encoders, bytes: at most 99 KiB (compute capability 8.6, 8.9, 12.0). The
+ * level table holds one copy of each entry per lane, so that 32 random lookups never meet in one
+ * bank. */
+#define KVT_GPU_LEVELS 513u /* -256 to 256: beyond the largest thresholds all is of the top level \
+                             */
+#define KVT_GPU_LEVELS_BYTES (KVT_GPU_LEVELS * 128u)
+#define KVT_GPU_SIGNS_BYTES 256u
 #define KVT_GPU_C4_STAGE_BYTES 1088u      /* a piece of 128, keys */
 #define KVT_GPU_C5_STAGE_BYTES 1344u      /* and its plane */
 #define KVT_GPU_UNIFORM_STAGE_BYTES 2112u /* 8 bits */
-#define KVT_GPU_ENCODE_C4_SHARED                                    \
-    (KVT_GPU_LEVELS_BYTES(KVT_GPU_C4_REACH) + KVT_GPU_CODES_BYTES + \
-     KVT_GPU_WARPS * KVT_GPU_C4_STAGE_BYTES)
-#define KVT_GPU_ENCODE_C5_SHARED                                    \
-    (KVT_GPU_LEVELS_BYTES(KVT_GPU_C5_REACH) + KVT_GPU_CODES_BYTES + \
-     KVT_GPU_WARPS * KVT_GPU_C5_STAGE_BYTES)
-#define KVT_GPU_ENCODE_UNIFORM_SHARED (KVT_GPU_WARPS * KVT_GPU_UNIFORM_STAGE_BYTES)
+#define KVT_GPU_ENCODE_C4_SHARED \
+    (KVT_GPU_LEVELS_BYTES + KVT_GPU_SIGNS_BYTES + KVT_GPU_ENCODE_WARPS * KVT_GPU_C4_STAGE_BYTES)
+#define KVT_GPU_ENCODE_C5_SHARED \
+    (KVT_GPU_LEVELS_BYTES + KVT_GPU_SIGNS_BYTES + KVT_GPU_ENCODE_WARPS * KVT_GPU_C5_STAGE_BYTES)
+#define KVT_GPU_ENCODE_UNIFORM_SHARED \
+    (KVT_GPU_SIGNS_BYTES + KVT_GPU_ENCODE_WARPS * KVT_GPU_UNIFORM_STAGE_BYTES)
 
 /* One part of the group, as the kernels walk it. A unit is one (head, tile) of a part: what one
  * warp does at a time. */

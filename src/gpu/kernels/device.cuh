@@ -137,8 +137,8 @@ struct Unit {
 template <typename F>
 __device__ __forceinline__ void for_units(const kvt_gpu_coding &job, F work)
 {
-    uint32_t warps = gridDim.x * KVT_GPU_WARPS, record = 0;
-    uint32_t unit = blockIdx.x * KVT_GPU_WARPS + threadIdx.x / 32;
+    uint32_t own = blockDim.x / 32, warps = gridDim.x * own, record = 0;
+    uint32_t unit = blockIdx.x * own + threadIdx.x / 32;
     for (;; unit += warps) {
         while (unit >= job.unit_count) {
             unit -= job.unit_count;

@@ -118,66 +118,98 @@ __device__ __forceinline__ void channel_means(const float (*x)[D / 4], const Lan
     }
 }
 
+// The lane's own means, largest first; of equal ones the lower channel. size: magnitude bits + 1, 0
+// when none is left; what: twice the place among the lane's channels, plus the mean's sign.
+template <int COUNT> struct Queue {
+    uint32_t size[COUNT], what[COUNT];
+    __device__ explicit Queue(const float *mean)
+    {
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            uint32_t bits = __float_as_uint(mean[k]);
+            size[k] = (bits & 0x7fffffffu) + 1u;
+            what[k] = 2u * k + (bits >> 31);
+        }
+#pragma unroll
+        for (int end = COUNT - 1; end > 0; end--)  // neighbours only: equal ones keep their order
+#pragma unroll
+            for (int k = 0; k < end; k++) {
+                bool later = size[k + 1] > size[k];
+                uint32_t larger = max(size[k], size[k + 1]), first = what[k];
+                size[k + 1] = min(size[k], size[k + 1]);
+                size[k] = larger;
+                what[k] = later ? what[k + 1] : first;
+                what[k + 1] = later ? first : what[k + 1];
+            }
+    }
+    __device__ __forceinline__ void pop()
+    {
+#pragma unroll
+        for (int k = 0; k + 1 < COUNT; k++)
+            size[k] = size[k + 1], what[k] = what[k + 1];
+        size[COUNT - 1] = 0;
+    }
+};
+
 // Choose and store the largest means: out gets 32 bytes, stored[] what a decoder adds back, and
-// mean[] the means themselves (both D floats of shared memory).
+// mean[] the means themselves (both D floats of shared memory), both with the transform's signs.
 template <int D>
 __device__ __forceinline__ void choose_offsets(const Means<D> &means, const Lane &lane,
                                                uint8_t *out, float *mean, float *stored)
 {
     constexpr int COUNT = Means<D>::COUNT;
-    uint32_t taken = 0;
+    const uint32_t first = means.channel[0];  // a lane's channels follow each other in one run
+    const uint32_t signs = sign_word(first / 32) >> first % 32;
     bool writes = D >= 32 || (lane.row & 1) == 0;  // D = 16: two lanes have each channel
 #pragma unroll
     for (int k = 0; k < COUNT; k++)
         if (writes) {
-            mean[means.channel[k]] = means.mean[k];
-            stored[means.channel[k]] = 0.0f;
+            mean[first + k] = __uint_as_float(__float_as_uint(means.mean[k]) ^
+                                              (signs >> k & 1u) << 31);
+            stored[first + k] = 0.0f;
         }
     if (lane.id < 8)
         reinterpret_cast<uint32_t *>(out)[lane.id] = 0;
     __syncwarp();
+    Queue<COUNT> queue(means.mean);
 #pragma unroll 1
     for (uint32_t round = 0; round < Geometry<D>::OFFSETS; round++) {
-        uint32_t largest = 0, channel = 0xffffffffu;
-        bool any = false;
-#pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            uint32_t size = __float_as_uint(means.mean[k]) & 0x7fffffffu;
-            if (!(taken >> k & 1) && (!any || size > largest))
-                largest = size, channel = means.channel[k], any = true;
+        uint32_t best = __reduce_max_sync(FULL, queue.size[0]);
+        uint32_t channel = first + queue.what[0] / 2;
+        bool wins = queue.size[0] == best;
+        uint32_t votes = __ballot_sync(FULL, wins);
+        if (votes & (votes - 1))  // a tie: the lower channel
+            wins = __reduce_min_sync(FULL, wins ? channel : 0xffffffffu) == channel && wins;
+        if (!wins)
+            continue;
+        uint32_t half = float_bf16(__uint_as_float((best - 1u) | queue.what[0] << 31));
+        if (writes) {
+            out[2 * round] = static_cast<uint8_t>(half);
+            out[2 * round + 1] = static_cast<uint8_t>(half >> 8);
+            out[16 + round] = static_cast<uint8_t>(channel);
+            stored[channel] = bf16_float(half ^ (signs >> queue.what[0] / 2 & 1u) << 15);
         }
-        uint32_t best = __reduce_max_sync(FULL, any ? largest : 0u);
-        uint32_t winner = __reduce_min_sync(FULL, any && largest == best ? channel : 0xffffffffu);
-#pragma unroll
-        for (int k = 0; k < COUNT; k++)
-            if (means.channel[k] == winner) {
-                uint32_t half = float_bf16(means.mean[k]);
-                taken |= 1u << k;
-                if (writes) {
-                    out[2 * round] = static_cast<uint8_t>(half);
-                    out[2 * round + 1] = static_cast<uint8_t>(half >> 8);
-                    out[16 + round] = static_cast<uint8_t>(winner);
-                    stored[winner] = bf16_float(half);
-                }
-            }
+        queue.pop();
     }
     __syncwarp();
 }
 
 // ---- the transform ----
 
-// Signs, then butterflies from neighbours up: first e, then c (lanes), then q.
+// The signs of the transform for rows of bf16: two channels a word, for the lanes with c = 0..3 of
+// run q from masks[16 q] on. 64 words of shared memory.
+__device__ __forceinline__ void fill_signs(uint32_t *masks)
+{
+    for (uint32_t at = threadIdx.x; at < 64; at += blockDim.x) {
+        uint32_t pair = sign_word(at / 16) >> (at % 16 * 2);
+        masks[at] = (pair & 1u) << 15 | (pair >> 1 & 1u) << 31;
+    }
+}
+
+// Butterflies from neighbours up: first e, then c (lanes), then q. The signs are there already.
 template <int D> __device__ __forceinline__ void transform(float *y, const Lane &lane)
 {
-    constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q, PER = Geometry<D>::PER;
-#pragma unroll
-    for (int q = 0; q < Q; q++) {
-        uint32_t signs = sign_word(q) >> (lane.c * E);  // a run never crosses a word
-#pragma unroll
-        for (int e = 0; e < E; e++)
-            y[q * E + e] = __uint_as_float(__float_as_uint(y[q * E + e]) ^
-                                           ((signs << (31 - e)) & 0x80000000u));
-    }
+    constexpr int E = Geometry<D>::E, PER = Geometry<D>::PER;
 #pragma unroll
     for (int h = 1; h < E; h *= 2)
 #pragma unroll
@@ -268,21 +300,53 @@ __device__ __forceinline__ void flush_piece(const uint8_t *stage, uint32_t bytes
 
 // ---- one piece ----
 
-// Coder: has bits() and rotated(), the same in all lanes, and
-//   template <int D> Row row(const float *y, lane, uint8_t *stage, token, bool judge) const
-// which codes a row into the stage; energies are wanted when judge is set.
-template <int D, typename Coder>
-__device__ __forceinline__ bool encode_piece(const kvt_gpu_part &part, const kvt_gpu_part *at,
-                                             const char *rows, uint32_t first, const Coder &coder,
-                                             uint8_t *stage,
-                                             uint8_t *out, bool judge, const Lane &lane,
-                                             Energy &energy)
+// A row, with the transform's signs where it will be transformed: s (x - m) is s x - s m. The sign of
+// a zero may differ from the codec's: nothing that is written depends on it.
+template <int D>
+__device__ __forceinline__ void load_signed(const kvt_gpu_part &part, const kvt_gpu_part *at,
+                                            const char *row, uint32_t first, bool rotated,
+                                            const uint32_t *masks, const Lane &lane, float *x)
 {
-    constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q, PER = Geometry<D>::PER;
-    const uint32_t scales_at = 2 * D * coder.bits();
-    float x[2][PER];
-    bool with_offsets = part.key && coder.rotated(), fine = true;
-    const char *row = rows + part.stride_token * lane.row;
+    constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q;
+    if (E == 8 && part.vector && part.dtype == DTYPE_BF16) {
+        row += 2 * first;
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            uint4 v = *reinterpret_cast<const uint4 *>(global(row + (q * 32 + lane.c * 8) * 2));
+            uint4 m = rotated ? *reinterpret_cast<const uint4 *>(masks + q * 16 + lane.c * 4)
+                              : make_uint4(0, 0, 0, 0);
+            uint32_t words[4] = {v.x ^ m.x, v.y ^ m.y, v.z ^ m.z, v.w ^ m.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                x[(q * E + 2 * i) % (Q * E)] = __uint_as_float(words[i] << 16);
+                x[(q * E + 2 * i + 1) % (Q * E)] = __uint_as_float(words[i] & 0xffff0000u);
+            }
+        }
+        return;
+    }
+    load_row<D>(*at, row, first, lane, x);
+    if (!rotated)
+        return;
+#pragma unroll
+    for (int q = 0; q < Q; q++) {
+        uint32_t signs = sign_word(q) >> (lane.c * E);  // a run never crosses a word
+#pragma unroll
+        for (int e = 0; e < E; e++)
+            x[q * E + e] = __uint_as_float(__float_as_uint(x[q * E + e]) ^
+                                           ((signs << (31 - e)) & 0x80000000u));
+    }
+}
+
+// Means, stored ones, and what is left of them (judge), of one piece.
+template <int D>
+__device__ __forceinline__ void take_offsets(const kvt_gpu_part &part, const kvt_gpu_part *at,
+                                             const char *row, uint32_t first, uint8_t *out,
+                                             float *mean, float *stored, bool judge,
+                                             const Lane &lane, Energy &energy)
+{
+    constexpr int E = Geometry<D>::E;
+    float x[2][D / 4];
+    Means<D> means;
     if (part.vector && part.dtype == DTYPE_BF16) {
         load_row_bf16<D>(row + 2 * first, lane, x[0]);
         load_row_bf16<D>(row + 2 * first + 8 * part.stride_token, lane, x[1]);
@@ -290,35 +354,57 @@ __device__ __forceinline__ bool encode_piece(const kvt_gpu_part &part, const kvt
         load_row<D>(*at, row, first, lane, x[0]);
         load_row<D>(*at, row + 8 * part.stride_token, first, lane, x[1]);
     }
-    if (with_offsets) {
-        Means<D> means;
-        float *mean = reinterpret_cast<float *>(stage), *stored = mean + D;
-        channel_means<D>(x, lane, means);
-        choose_offsets<D>(means, lane, stage + scales_at + 32, mean, stored);
-        if (judge) {
-            float residue = row_sum_of<D>([&](int i) {
-                uint32_t channel = i / E * 4 * E + lane.c * E + i % E;
-                float d = __fsub_rn(mean[channel], stored[channel]);
-                return __fmul_rn(d, d);
-            });
-            energy.residue = first == 0 ? residue : __fadd_rn(energy.residue, residue);
-        }
-#pragma unroll
-        for (int q = 0; q < Q; q++)
-#pragma unroll
-            for (int e = 0; e < E; e++) {
-                float m = stored[q * 4 * E + lane.c * E + e];
-                x[0][q * E + e] = __fsub_rn(x[0][q * E + e], m);
-                x[1][q * E + e] = __fsub_rn(x[1][q * E + e], m);
-            }
-        __syncwarp();
-    }
-#pragma unroll
+    channel_means<D>(x, lane, means);
+    choose_offsets<D>(means, lane, out, mean, stored);
+    if (!judge)
+        return;
+    float residue = row_sum_of<D>([&](int i) {
+        uint32_t channel = i / E * 4 * E + lane.c * E + i % E;
+        float d = __fsub_rn(mean[channel], stored[channel]);
+        return __fmul_rn(d, d);
+    });
+    energy.residue = first == 0 ? residue : __fadd_rn(energy.residue, residue);
+}
+
+// Coder: has bits() and rotated(), the same in all lanes, and
+//   template <int D> Row row(const float *y, lane, uint8_t *stage, token, bool judge) const
+// which codes a row into the stage; energies are wanted when judge is set.
+//
+// The two rows of a lane go one after the other, and are read again after the means: few registers
+// and little code count more than the second read, which the L1 cache answers.
+// stage: mean[] and stored[] stand where the codes go. Codes of tokens 0 to 7 may overwrite mean[];
+// stored[] is at the half of the codes, and has been read for the last time when tokens 8 to 15 go.
+template <int D, typename Coder>
+__device__ __forceinline__ bool encode_piece(const kvt_gpu_part &part, const kvt_gpu_part *at,
+                                             const char *rows, uint32_t first, const Coder &coder,
+                                             uint8_t *stage, const uint32_t *masks, uint8_t *out,
+                                             bool judge, const Lane &lane, Energy &energy)
+{
+    constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q, PER = Geometry<D>::PER;
+    const uint32_t scales_at = 2 * D * coder.bits();
+    const char *row = rows + part.stride_token * lane.row;
+    bool with_offsets = part.key && coder.rotated(), fine = true;
+    float *stored = reinterpret_cast<float *>(stage) + (coder.bits() == 8 ? 2 * D : D);
+    if (with_offsets)
+        take_offsets<D>(part, at, row, first, stage + scales_at + 32,
+                        reinterpret_cast<float *>(stage), stored, judge, lane, energy);
+#pragma unroll 1
     for (int h = 0; h < 2; h++) {
         uint32_t token = lane.row + 8 * h;
+        float x[PER];
+        load_signed<D>(part, at, row, first, coder.rotated(), masks, lane, x);
+        row += 8 * part.stride_token;
+        if (with_offsets) {
+#pragma unroll
+            for (int q = 0; q < Q; q++)
+#pragma unroll
+                for (int e = 0; e < E; e++)
+                    x[q * E + e] = __fsub_rn(x[q * E + e], stored[q * 4 * E + lane.c * E + e]);
+            __syncwarp();
+        }
         if (coder.rotated())
-            transform<D>(x[h], lane);
-        Row row_result = coder.template row<D>(x[h], lane, stage, token, judge);
+            transform<D>(x, lane);
+        Row row_result = coder.template row<D>(x, lane, stage, token, judge);
         fine &= row_result.fine;
         if (lane.c == 0)
             *reinterpret_cast<uint16_t *>(stage + scales_at + 2 * token) =
@@ -326,8 +412,14 @@ __device__ __forceinline__ bool encode_piece(const kvt_gpu_part &part, const kvt
         if (judge) {
             float rows_energy = __fmul_rn(row_result.energy, 1.0f / D);
             float noise = __fmul_rn(row_result.noise, 1.0f / D);
-            energy.rows[h] = first == 0 ? rows_energy : __fadd_rn(energy.rows[h], rows_energy);
-            energy.noise[h] = first == 0 ? noise : __fadd_rn(energy.noise[h], noise);
+            if (first != 0) {
+                rows_energy = __fadd_rn(h == 0 ? energy.rows[0] : energy.rows[1], rows_energy);
+                noise = __fadd_rn(h == 0 ? energy.noise[0] : energy.noise[1], noise);
+            }
+            if (h == 0)
+                energy.rows[0] = rows_energy, energy.noise[0] = noise;
+            else
+                energy.rows[1] = rows_energy, energy.noise[1] = noise;
         }
     }
     flush_piece(stage, scales_at + 32 + (with_offsets ? 32 : 0), out, lane);
@@ -416,7 +508,8 @@ __device__ __forceinline__ bool passes(const kvt_gpu_part &part, const char *row
 
 template <typename Coder>
 __device__ __forceinline__ void encode_unit(const kvt_gpu_coding &job, const Unit &unit,
-                                            const Coder &coder, uint8_t *stage, const Lane &lane)
+                                            const Coder &coder, uint8_t *stage, const uint32_t *masks,
+                                            const Lane &lane)
 {
     const kvt_gpu_part &part = *unit.at;  // registers are scarce here, and L1 is near
     bool judge = job.guard && part.guard_ratio > 0.0f, fine = true;
@@ -425,13 +518,17 @@ __device__ __forceinline__ void encode_unit(const kvt_gpu_coding &job, const Uni
     for (uint32_t first = 0, dim; first < part.head_dim; first += dim) {
         dim = next_dim(part.head_dim - first);
         if (dim == 128)
-            fine &= encode_piece<128>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+            fine &= encode_piece<128>(part, unit.at, unit.rows, first, coder, stage, masks, out, judge, lane,
+                                      energy);
         else if (dim == 64)
-            fine &= encode_piece<64>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+            fine &= encode_piece<64>(part, unit.at, unit.rows, first, coder, stage, masks, out, judge, lane,
+                                      energy);
         else if (dim == 32)
-            fine &= encode_piece<32>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+            fine &= encode_piece<32>(part, unit.at, unit.rows, first, coder, stage, masks, out, judge, lane,
+                                      energy);
         else
-            fine &= encode_piece<16>(part, unit.at, unit.rows, first, coder, stage, out, judge, lane, energy);
+            fine &= encode_piece<16>(part, unit.at, unit.rows, first, coder, stage, masks, out, judge, lane,
+                                      energy);
         out += 2 * dim * coder.bits() + 32 + (part.key && coder.rotated() ? 32 : 0);
     }
     fine = __all_sync(FULL, fine);

@@ -1,7 +1,7 @@
 // Encoder of kv4 (and of the values of kv5).
 #include "encode_gauss.cuh"
 
-extern "C" __global__ void __launch_bounds__(KVT_GPU_WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(KVT_GPU_ENCODE_WARPS * 32, 1)
     kvt_gpu_encode_c4(const __grid_constant__ kvt_gpu_coding job)
 {
     kvt::encode_gauss<4>(job);

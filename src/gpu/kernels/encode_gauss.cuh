@@ -1,8 +1,12 @@
 // The Gaussian coders (kv4; keys of kv5): Lloyd-Max levels, the step width chosen out of three.
 //
-// t = rne(y * factor), by the addition of 1.5 * 2^23, whose bits then hold t. One lookup of |t| gives
-// the levels for all three widths, a byte each; there is one copy of the table per lane, so lookups
-// never collide. Sums are of integers, in any order: dot products of 4 levels at a time.
+// t = rne(y * factor), by the addition of 1.5 * 2^23, whose low bits then are t. One lookup of t gives
+// the signed levels for all three widths, a byte each, and in the fourth byte the codes; there is one
+// copy of the table per lane, so lookups never collide. Sums are of integers, in any order: dot
+// products of 4 levels at a time.
+// The address of an entry is made by two fused multiply-adds, as those units are the least busy: t/512
+// + 1/2 is exact and saturates at the ends of the table, whatever t is; and a float that is a
+// multiple of 2^-149 below 2^-126 has that multiple for its bits.
 #pragma once
 
 #include "encode.cuh"
@@ -11,7 +15,7 @@ namespace kvt {
 
 template <int BITS_> struct Book;
 template <> struct Book<4> {
-    static constexpr int COUNT = 8, REACH = KVT_GPU_C4_REACH, STAGE = KVT_GPU_C4_STAGE_BYTES, LARGEST = 243;
+    static constexpr int COUNT = 8, STAGE = KVT_GPU_C4_STAGE_BYTES, LARGEST = 243;
     static constexpr float TWICE_UNIT = 0x1.73cedap+6f;
     __device__ static int level(int i)
     {
@@ -27,7 +31,7 @@ template <> struct Book<4> {
     }
 };
 template <> struct Book<5> {
-    static constexpr int COUNT = 16, REACH = KVT_GPU_C5_REACH, STAGE = KVT_GPU_C5_STAGE_BYTES, LARGEST = 253;
+    static constexpr int COUNT = 16, STAGE = KVT_GPU_C5_STAGE_BYTES, LARGEST = 253;
     static constexpr float TWICE_UNIT = 0x1.379582p+6f;
     __device__ static int level(int i)
     {
@@ -50,72 +54,96 @@ template <int BITS_> struct Gauss {
     __device__ static constexpr uint32_t bits() { return BITS; }
     __device__ static constexpr bool rotated() { return true; }
     using B = Book<BITS>;
-    static constexpr int SIZE = B::REACH + 1;
-    static_assert(B::REACH >= B::LARGEST, "the table must reach the last threshold");
+    static constexpr int REACH = 256, SIZE = 2 * REACH + 1;
+    static_assert(REACH > B::LARGEST && SIZE == KVT_GPU_LEVELS, "the table ends beyond all thresholds");
+    static constexpr uint32_t EACH = 0x01010101u;
 
-    uint32_t levels;  // shared address of this lane's entry 0
-    uint32_t codes;   // of the indices, 256 bytes a width
+    float base;  // shared address of this lane's entry of -REACH, as a multiple of 2^-149
 
-    // Fill the tables. All threads of the CTA.
-    __device__ Gauss(uint32_t *table, uint8_t *code_table, const Lane &lane)
+    // Levels by width from the lowest byte on, and the code: the index of the first width, the sign,
+    // then whether the second width's index is one more, and the third's one less. It never is more.
+    __device__ static uint32_t entry(int t)
     {
-        for (int at = threadIdx.x; at < 3 * 256; at += blockDim.x) {
-            int index = 0;
+        uint32_t word = 0;
+        int index[3];
+#pragma unroll
+        for (int k = 0; k < 3; k++) {
+            index[k] = 0;
+#pragma unroll
             for (int i = 0; i < B::COUNT - 1; i++)
-                index += B::threshold(at / 256, i) <= at % 256;
-            code_table[at] = static_cast<uint8_t>(index);
+                index[k] += B::threshold(k, i) <= abs(t);
+            int level = 0;
+#pragma unroll
+            for (int i = 0; i < B::COUNT; i++)
+                level = index[k] == i ? B::level(i) : level;
+            word |= static_cast<uint32_t>((t < 0 ? -level : level) & 255) << (8 * k);
+        }
+        uint32_t code = index[0] | (t < 0 ? B::COUNT : 0) | (index[1] - index[0]) << BITS |
+                        (index[0] - index[2]) << (BITS + 1);
+        return word | code << 24;
+    }
+
+    // Fill the table. All threads of the CTA; scratch: SIZE words.
+    __device__ Gauss(uint32_t *table, uint32_t *scratch, const Lane &lane)
+    {
+        for (int at = threadIdx.x; at < SIZE; at += blockDim.x)
+            scratch[at] = entry(at - REACH);
+        __syncthreads();
+        for (int at = threadIdx.x; at < SIZE * 8; at += blockDim.x) {
+            uint32_t word = scratch[at / 8];
+            reinterpret_cast<uint4 *>(table)[at] = make_uint4(word, word, word, word);
         }
         __syncthreads();
-        for (int at = threadIdx.x; at < SIZE * 32; at += blockDim.x) {
-            const uint8_t *code = code_table + at / 32;
-            table[at] = B::level(code[0]) | B::level(code[256]) << 8 | B::level(code[512]) << 16;
-        }
-        __syncthreads();
-        levels = static_cast<uint32_t>(__cvta_generic_to_shared(table)) + lane.id * 4;
-        codes = static_cast<uint32_t>(__cvta_generic_to_shared(code_table));
+        base = __uint_as_float(static_cast<uint32_t>(__cvta_generic_to_shared(table)) + lane.id * 4);
     }
 
-    __device__ __forceinline__ static uint32_t magnitude(int t)
+    // moved: t + MAGIC.
+    __device__ __forceinline__ uint32_t lookup(float moved) const
     {
-        return min(static_cast<uint32_t>(abs(t)), static_cast<uint32_t>(B::REACH));
+        float place;
+        uint32_t word;
+        asm("fma.rn.sat.f32 %0, %1, %2, %3;"
+            : "=f"(place)
+            : "f"(moved), "f"(1.0f / 512), "f"(0.5f - MAGIC / 512));
+        float address = __fmaf_rn(place, 0x1p-133f, base);  // 512 entries of 128 bytes
+        asm("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(__float_as_uint(address)));
+        return word;
     }
 
-    __device__ __forceinline__ uint32_t level(int t) const
-    {
-        uint32_t value;
-        asm("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(magnitude(t) * 128 + levels));
-        return value;
-    }
-
-    __device__ __forceinline__ uint32_t code(int t, uint32_t width_codes) const
-    {
-        uint32_t value;
-        asm("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(magnitude(t) + width_codes));
-        return t < 0 ? value | B::COUNT : value;
-    }
-
-    // Sums over the row of c*|t| and c*c for the three widths.
+    // Sums over the row of c*t and c*c for the three widths, and the codes: four a word, in the
+    // order 1, 0, 3, 2.
     template <int D>
-    __device__ __forceinline__ void sums_of(const int *t, int (&num)[3], int (&den)[3]) const
+    __device__ __forceinline__ void look_up(const float *y, float factor, int (&num)[3],
+                                            int (&den)[3], uint32_t *codes) const
     {
 #pragma unroll
         for (int k = 0; k < 3; k++)
             num[k] = den[k] = 0;
 #pragma unroll
         for (int i = 0; i < D / 4; i += 4) {
-            uint32_t w0 = level(t[i]), w1 = level(t[i + 1]);
-            uint32_t w2 = level(t[i + 2]), w3 = level(t[i + 3]);
-            uint32_t low = __byte_perm(w0, w1, 0x5140), high = __byte_perm(w2, w3, 0x5140);
-            uint32_t four[3] = {__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632),
-                                __byte_perm(__byte_perm(w0, w1, 0x0062),
-                                            __byte_perm(w2, w3, 0x0062), 0x5410)};
-            uint32_t first = __byte_perm(abs(t[i]), abs(t[i + 1]), 0x5410);
-            uint32_t second = __byte_perm(abs(t[i + 2]), abs(t[i + 3]), 0x5410);
+            float t[4];
+            uint32_t w[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {  // a row that is not finite gives anything here
+                t[j] = __fadd_rn(__fmul_rn(y[i + (j ^ 1)], factor), MAGIC);
+                w[j] = lookup(t[j]);
+            }
+            uint32_t low0 = __byte_perm(w[0], w[1], 0x5140), low1 = __byte_perm(w[2], w[3], 0x5140);
+            uint32_t high0 = __byte_perm(w[0], w[1], 0x7362);
+            uint32_t high1 = __byte_perm(w[2], w[3], 0x7362);
+            int four[3] = {static_cast<int>(__byte_perm(low0, low1, 0x5410)),
+                           static_cast<int>(__byte_perm(low0, low1, 0x7632)),
+                           static_cast<int>(__byte_perm(high0, high1, 0x5410))};
+            codes[i / 4] = __byte_perm(high0, high1, 0x7632);
+            int first = static_cast<int>(
+                __byte_perm(__float_as_uint(t[0]), __float_as_uint(t[1]), 0x5410));
+            int second = static_cast<int>(
+                __byte_perm(__float_as_uint(t[2]), __float_as_uint(t[3]), 0x5410));
 #pragma unroll
             for (int k = 0; k < 3; k++) {
-                num[k] = __dp2a_lo(first, four[k], static_cast<uint32_t>(num[k]));
-                num[k] = __dp2a_hi(second, four[k], static_cast<uint32_t>(num[k]));
-                den[k] = __dp4a(four[k], four[k], static_cast<uint32_t>(den[k]));
+                num[k] = __dp2a_lo(first, four[k], num[k]);
+                num[k] = __dp2a_hi(second, four[k], num[k]);
+                den[k] = __dp4a(four[k], four[k], den[k]);
             }
         }
 #pragma unroll
@@ -127,35 +155,74 @@ template <int BITS_> struct Gauss {
         }
     }
 
-    template <int D> __device__ __forceinline__ static float square_sum_of(const int *t)
+    // Sum of t*t: an integer below 2^24 (about 2^20.1), so exact in any order.
+    template <int D>
+    __device__ __forceinline__ static float square_sum_of(const float *y, float factor)
     {
-        int sum = 0;
+        float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < D / 4; i++)
-            sum += t[i] * t[i];
-        sum += __shfl_xor_sync(FULL, sum, 1);
-        sum += __shfl_xor_sync(FULL, sum, 2);
-        return static_cast<float>(sum);
+        for (int i = 0; i < D / 4; i++) {
+            float t = __fsub_rn(__fadd_rn(__fmul_rn(y[i], factor), MAGIC), MAGIC);
+            sum = __fmaf_rn(t, t, sum);
+        }
+        sum = __fadd_rn(sum, __shfl_xor_sync(FULL, sum, 1));
+        return __fadd_rn(sum, __shfl_xor_sync(FULL, sum, 2));
+    }
+
+    // Bit 4 of the codes of a word, in order.
+    __device__ __forceinline__ static uint32_t plane_of(uint32_t codes)
+    {
+        return ((codes >> 4 & EACH) * (1u << 25 | 1u << 16 | 1u << 11 | 1u << 2)) >> 24 & 15u;
+    }
+
+    // The codes of the width `best` into the stage.
+    template <int D>
+    __device__ __forceinline__ static void put(uint32_t *codes, uint32_t best, uint8_t *stage,
+                                               uint32_t token, const Lane &lane)
+    {
+        constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q;
+        const uint32_t shift = BITS + (best == 2), mask = best == 0 ? 0u : EACH;
+        const uint32_t side = best == 2 ? 0xffffffffu : 1u;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+            codes[i] = (codes[i] & (2 * B::COUNT - 1) * EACH) + (codes[i] >> shift & mask) * side;
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            uint32_t channel = q * 4 * E + lane.c * E, *run = codes + q * E / 4;
+            uint32_t last = run[E / 4 - 1];
+            // the lower code of two into the lower half of a byte
+            uint32_t x = (run[0] & 15u * EACH) * 0x1001u, y = (last & 15u * EACH) * 0x1001u;
+            uint8_t *at = stage + token * (D / 2) + channel / 2;
+            if constexpr (E == 8)
+                *reinterpret_cast<uint32_t *>(at) = __byte_perm(x, y, 0x7531);
+            else
+                *reinterpret_cast<uint16_t *>(at) =
+                    static_cast<uint16_t>(__byte_perm(x, 0, 0x4431));
+            if constexpr (BITS == 5 && E == 8) {
+                stage[8 * D + token * (D / 8) + channel / 8] =
+                    static_cast<uint8_t>(plane_of(run[0]) | plane_of(last) << 4);
+            } else if constexpr (BITS == 5) {  // half a byte: two lanes share it
+                uint32_t plane = plane_of(run[0]), other = __shfl_xor_sync(FULL, plane, 1);
+                if ((lane.c & 1) == 0)
+                    stage[8 * D + token * (D / 8) + channel / 8] =
+                        static_cast<uint8_t>(plane | other << 4);
+            }
+        }
     }
 
     template <int D>
     __device__ __forceinline__ Row row(const float *y, const Lane &lane, uint8_t *stage,
                                        uint32_t token, bool judge) const
     {
-        constexpr int E = Geometry<D>::E, Q = Geometry<D>::Q;
         Row out;
         out.energy = row_sum_of<D>([&](int i) { return __fmul_rn(y[i], y[i]); });
         out.fine = (__float_as_uint(out.energy) & 0x7fffffffu) < 0x7f800000u;
         float sigma = __fsqrt_rn(__fmul_rn(out.energy, 1.0f / D));
         bool silent = sigma == 0.0f || !out.fine;
         float factor = silent ? 0.0f : __fdiv_rn(B::TWICE_UNIT, sigma);
-        int t[D / 4], num[3], den[3];
-#pragma unroll
-        for (int i = 0; i < D / 4; i++)  // a row that is not finite gives anything here
-            t[i] = static_cast<int>(
-                __float_as_uint(__fadd_rn(silent ? 0.0f : __fmul_rn(y[i], factor), MAGIC)) -
-                0x4b400000u);
-        sums_of<D>(t, num, den);
+        int num[3], den[3];
+        uint32_t codes[D / 16];
+        look_up<D>(y, factor, num, den, codes);
         float best_score = -1.0f, best_num = 0.0f, best_den = 1.0f;
         uint32_t best = 0;
 #pragma unroll
@@ -172,21 +239,11 @@ template <int BITS_> struct Gauss {
             float step = __fmul_rn(bf16_float(out.scale), factor);
             float cross = __fmul_rn(step, best_num);
             float rest = __fsub_rn(__fmul_rn(__fmul_rn(step, step), best_den), cross);
-            float noise = __fadd_rn(__fsub_rn(square_sum_of<D>(t), cross), rest);
+            float noise = __fadd_rn(__fsub_rn(square_sum_of<D>(y, factor), cross), rest);
             if (!silent)
                 out.noise = noise > 0.0f ? __fdiv_rn(__fdiv_rn(noise, factor), factor) : 0.0f;
         }
-        uint32_t width_codes = codes + 256 * best;
-#pragma unroll
-        for (int q = 0; q < Q; q++) {
-            uint32_t run[E];
-#pragma unroll
-            for (int e = 0; e < E; e++)  // silent rows: t = 0, the lowest level
-                run[e] = code(t[q * E + e], width_codes);
-            put_nibbles<D>(stage, token, q * 4 * E + lane.c * E, run);
-            if constexpr (BITS == 5)
-                put_plane<D, 1>(stage, token, q * 4 * E + lane.c * E, run, lane);
-        }
+        put<D>(codes, best, stage, token, lane);
         return out;
     }
 };
@@ -196,11 +253,13 @@ template <int BITS> __device__ __forceinline__ void encode_gauss(const kvt_gpu_c
     using Coder = Gauss<BITS>;
     extern __shared__ __align__(16) uint8_t shared[];
     Lane lane;
-    uint8_t *code_table = shared + Coder::SIZE * 128;
-    uint8_t *stage = code_table + KVT_GPU_CODES_BYTES + threadIdx.x / 32 * Coder::B::STAGE;
-    Coder coder(reinterpret_cast<uint32_t *>(shared), code_table, lane);
+    uint32_t *masks = reinterpret_cast<uint32_t *>(shared + KVT_GPU_LEVELS_BYTES);
+    uint8_t *stages = shared + KVT_GPU_LEVELS_BYTES + KVT_GPU_SIGNS_BYTES;
+    uint8_t *stage = stages + threadIdx.x / 32 * Coder::B::STAGE;
+    fill_signs(masks);
+    Coder coder(reinterpret_cast<uint32_t *>(shared), reinterpret_cast<uint32_t *>(stages), lane);
     for_units(job, [&](uint32_t record, uint32_t index) {
-        encode_unit(job, Unit(job, record, index), coder, stage, lane);
+        encode_unit(job, Unit(job, record, index), coder, stage, masks, lane);
     });
 }
 

@@ -75,15 +75,18 @@ struct Uniform {
 
 using namespace kvt;
 
-extern "C" __global__ void __launch_bounds__(KVT_GPU_WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(KVT_GPU_ENCODE_WARPS * 32, 1)
     kvt_gpu_encode_uniform(const __grid_constant__ kvt_gpu_coding job)
 {
     extern __shared__ __align__(16) uint8_t shared[];
     Lane lane;
-    uint8_t *stage = shared + threadIdx.x / 32 * KVT_GPU_UNIFORM_STAGE_BYTES;
+    uint32_t *masks = reinterpret_cast<uint32_t *>(shared);
+    uint8_t *stage = shared + KVT_GPU_SIGNS_BYTES + threadIdx.x / 32 * KVT_GPU_UNIFORM_STAGE_BYTES;
+    fill_signs(masks);
+    __syncthreads();
     for_units(job, [&](uint32_t record, uint32_t index) {
         Unit unit(job, record, index);
         Uniform coder = {unit.part.bits};
-        encode_unit(job, unit, coder, stage, lane);
+        encode_unit(job, unit, coder, stage, masks, lane);
     });
 }
