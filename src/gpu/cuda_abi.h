@@ -33,6 +33,7 @@ enum { /* the results that we tell apart */
        KVT_CU_NVLINK_UNCORRECTABLE = 220,
        KVT_CU_NOT_FOUND = 500,
        KVT_CU_NOT_READY = 600,
+       KVT_CU_CONTEXT_IS_DESTROYED = 709,
        KVT_CU_FIRST_STICKY = 700, /* from here to 720: the context is broken for good */
        KVT_CU_LAST_STICKY = 720,
        KVT_CU_UNKNOWN = 999,
@@ -68,6 +69,9 @@ enum {
     X(context_retain, "cuDevicePrimaryCtxRetain",                                                  \
       (kvt_cu_context * context, kvt_cu_device device))                                            \
     X(context_release, "cuDevicePrimaryCtxRelease", (kvt_cu_device device))                        \
+    X(context_state, "cuDevicePrimaryCtxGetState",                                                 \
+      (kvt_cu_device device, unsigned *flags, int *active))                                        \
+    X(context_id, "cuCtxGetId", (kvt_cu_context context, unsigned long long *id))                  \
     X(context_push, "cuCtxPushCurrent", (kvt_cu_context context))                                  \
     X(context_pop, "cuCtxPopCurrent", (kvt_cu_context * context))                                  \
     X(priority_range, "cuCtxGetStreamPriorityRange", (int *least, int *greatest))                  \

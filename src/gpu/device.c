@@ -55,15 +55,36 @@ void kvt_gpu_info(const struct kvt_gpu *gpu, struct kvt_gpu_info *info)
     *info = gpu->info;
 }
 
+/* Whether our context is still there: somebody else in the process may have reset the device, and
+ * the driver crashes on streams and events of a context that has gone. (Who resets it while one of
+ * our calls is under way is not seen.) */
+static int context_is_there(struct kvt_gpu *gpu)
+{
+    unsigned flags = 0;
+    unsigned long long id = 0;
+    int active = 0;
+    kvt_cu_result result = gpu->cuda.context_state(gpu->device, &flags, &active);
+    if (result == KVT_CU_OK && active)
+        result = gpu->cuda.context_id(gpu->context, &id);
+    if (result == KVT_CU_OK && (!active || id != gpu->context_id)) {
+        result = KVT_CU_CONTEXT_IS_DESTROYED;
+        atomic_store_explicit(&gpu->context_gone, 1, memory_order_relaxed);
+    }
+    return kvt_gpu_check(gpu, result) == 0;
+}
+
 int kvt_gpu_enter(struct kvt_gpu *gpu)
 {
-    if (kvt_gpu_offline(gpu))
+    if (kvt_gpu_offline(gpu) || !context_is_there(gpu))
         return KVT_E_DEVICE;
     return kvt_gpu_check(gpu, gpu->cuda.context_push(gpu->context)) == 0 ? 0 : KVT_E_DEVICE;
 }
 
 int kvt_gpu_enter_to_release(struct kvt_gpu *gpu)
 {
+    (void)context_is_there(gpu);
+    if (atomic_load_explicit(&gpu->context_gone, memory_order_relaxed))
+        return KVT_E_DEVICE; /* there is nothing left to release */
     return gpu->cuda.context_push(gpu->context) == KVT_CU_OK ? 0 : KVT_E_DEVICE;
 }
 
@@ -147,6 +168,11 @@ static int open_context(struct kvt_gpu *gpu, char *reason, size_t len)
     int greatest = 0;
 
     kvt_cu_result result = gpu->cuda.context_retain(&gpu->context, gpu->device);
+    if (result == KVT_CU_OK) {
+        result = gpu->cuda.context_id(gpu->context, &gpu->context_id);
+        if (result != KVT_CU_OK)
+            (void)gpu->cuda.context_release(gpu->device);
+    }
     if (result != KVT_CU_OK) {
         gpu->context = NULL;
         snprintf(reason, len, "no context on %s: %s", gpu->info.name,
@@ -211,7 +237,8 @@ void kvt_gpu_close(struct kvt_gpu *gpu)
                     (void)gpu->cuda.module_unload(gpu->modules[i]);
             kvt_gpu_leave(gpu);
         }
-        (void)gpu->cuda.context_release(gpu->device);
+        if (!atomic_load_explicit(&gpu->context_gone, memory_order_relaxed))
+            (void)gpu->cuda.context_release(gpu->device);
     }
     kvt_cuda_unload(&gpu->cuda);
     pthread_mutex_destroy(&gpu->lock);

@@ -46,7 +46,9 @@ struct kvt_gpu {
     struct kvt_gpu_info info;
     int ordinal;
     kvt_cu_device device;
-    kvt_cu_context context; /* the primary one, retained */
+    kvt_cu_context context;        /* the primary one, retained */
+    _Atomic int context_gone;      /* relaxed: it was reset, and all that was in it with it */
+    unsigned long long context_id; /* of that context: after a reset its successor has another */
     int least_priority;
     kvt_cu_module modules[KVT_GPU_KERNELS];
     kvt_cu_function kernels[KVT_GPU_KERNELS];

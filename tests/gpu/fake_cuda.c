@@ -467,7 +467,9 @@ static int fake_cuDriverGetVersion(int *version)
 
 static int fake_cuGetErrorName(kvt_cu_result result, const char **name)
 {
-    *name = result == KVT_CU_FIRST_STICKY ? "CUDA_ERROR_ILLEGAL_ADDRESS" : "CUDA_ERROR_FAKE";
+    *name = result == KVT_CU_FIRST_STICKY           ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+            : result == KVT_CU_CONTEXT_IS_DESTROYED ? "CUDA_ERROR_CONTEXT_IS_DESTROYED"
+                                                    : "CUDA_ERROR_FAKE";
     return KVT_CU_OK;
 }
 
@@ -525,6 +527,25 @@ static int fake_cuDevicePrimaryCtxRelease(kvt_cu_device device)
     (void)device;
     ENTER(0);
     fake_cuda.retained--;
+    return KVT_CU_OK;
+}
+
+static int fake_cuDevicePrimaryCtxGetState(kvt_cu_device device, unsigned *flags, int *active)
+{
+    (void)device;
+    ENTER(0);
+    *flags = 0;
+    if (fake_cuda.context_gone || fake_cuda.resets > 0)
+        drop_streams();
+    *active = fake_cuda.retained > 0 && !fake_cuda.context_gone;
+    return KVT_CU_OK;
+}
+
+static int fake_cuCtxGetId(kvt_cu_context context, unsigned long long *id)
+{
+    (void)context;
+    ENTER(0);
+    *id = 7 + fake_cuda.resets;
     return KVT_CU_OK;
 }
 
@@ -625,6 +646,8 @@ static struct kvt_cuda table = {
     .device_attribute = fake_cuDeviceGetAttribute,
     .context_retain = fake_cuDevicePrimaryCtxRetain,
     .context_release = fake_cuDevicePrimaryCtxRelease,
+    .context_state = fake_cuDevicePrimaryCtxGetState,
+    .context_id = fake_cuCtxGetId,
     .context_push = fake_cuCtxPushCurrent,
     .context_pop = fake_cuCtxPopCurrent,
     .priority_range = fake_cuCtxGetStreamPriorityRange,

@@ -12,9 +12,11 @@ struct fake_cuda {
     const char *fail;    /* this function returns fail_result ... */
     int fail_after;      /* ... after so many good calls, from then on */
     int fail_result;
-    int register_max; /* more registered regions are refused; 0: any number */
-    int no_batch;     /* it has no cuMemcpyBatchAsync */
-    uint64_t seed;    /* of the order in which streams run */
+    int register_max;          /* more registered regions are refused; 0: any number */
+    int no_batch;              /* it has no cuMemcpyBatchAsync */
+    int context_gone;          /* somebody has reset the device */
+    unsigned long long resets; /* so often, and has used it again since */
+    uint64_t seed;             /* of the order in which streams run */
     /* told to the test */
     int pinned_version; /* the version that was asked for */
     int wrong_version;  /* calls of cuGetProcAddress for another one */

@@ -533,6 +533,53 @@ static void test_device_fault(void **state)
     api_fake_nothing_left();
 }
 
+/* The device was reset by somebody else: not one call is made with what was in the old context,
+ * also when the device has a context again. */
+static void context_goes(int gone, unsigned long long resets)
+{
+    struct rig rig;
+    struct kvt_gpu_plan *plan;
+    struct kvt_gpu_job *job, *other;
+    struct kvt_gpu_order order = {.path = KVT_GPU_PATH_COPY};
+    api_fake_reset(NULL);
+    rig_open(&rig);
+    assert_int_equal(rig_plan(&rig, &plan), 0);
+    assert_int_equal(kvt_gpu_evict(plan, rig.items, 2, &order, &job), 0);
+    fake->context_gone = gone;
+    fake->resets = resets;
+    fake->log[0] = '\0';
+    assert_int_equal(kvt_gpu_job_poll(job, 1), KVT_E_DEVICE);
+    assert_int_equal(kvt_gpu_job_result(job, 0, NULL), KVT_E_DEVICE);
+    assert_true(kvt_gpu_offline(rig.gpu));
+    assert_string_equal(kvt_gpu_offline_reason(rig.gpu), "CUDA_ERROR_CONTEXT_IS_DESTROYED");
+    assert_int_equal(kvt_gpu_evict(plan, rig.items, 2, &order, &other), KVT_E_DEVICE);
+    assert_int_equal(kvt_gpu_enter_to_release(rig.gpu), KVT_E_DEVICE);
+    char *rest = NULL;
+    for (const char *call = strtok_r(fake->log, " ", &rest); call != NULL;
+         call = strtok_r(NULL, " ", &rest))
+        assert_true(strcmp(call, "cuDevicePrimaryCtxGetState") == 0 ||
+                    strcmp(call, "cuCtxGetId") == 0 || strcmp(call, "cuGetErrorName") == 0);
+    fake->context_gone = 0; /* the fake driver's objects are still there, and go in order */
+    fake->resets = 0;
+    atomic_store(&rig.gpu->context_gone, 0);
+    kvt_gpu_job_free(job);
+    kvt_gpu_plan_free(plan);
+    assert_int_equal(kvt_gpu_enter_to_release(rig.gpu), 0); /* the rig's own memory */
+    (void)rig.gpu->cuda.memory_free(rig.memory);
+    kvt_gpu_leave(rig.gpu);
+    kvt_gpu_close(rig.gpu);
+    free(rig.records);
+    api_fake_nothing_left();
+}
+
+static void test_context_destroyed_under_us(void **state)
+{
+    (void)state;
+    need_kernels();
+    context_goes(1, 0);
+    context_goes(0, 1);
+}
+
 /* What the kernel says of three devices: nodes 1 and 0, and one of which the firmware says nothing.
  */
 static void write_nodes(const char *dir, bool there)
@@ -685,6 +732,7 @@ int main(void)
         cmocka_unit_test_setup(test_device_fault, api_fake_reset),
         cmocka_unit_test_setup(test_c38_ranks_share_a_control_group, api_fake_reset),
         cmocka_unit_test_setup(test_queueing_failures, api_fake_reset),
+        cmocka_unit_test_setup(test_context_destroyed_under_us, api_fake_reset),
         cmocka_unit_test_setup(test_identity, api_fake_reset),
     };
     return cmocka_run_group_tests(tests, api_fake_load, NULL);
