@@ -22,8 +22,7 @@
 /* Shared memory of the encoders, bytes: at most 99 KiB (compute capability 8.6, 8.9, 12.0). The
  * level table holds one copy of each entry per lane, so that 32 random lookups never meet in one
  * bank. */
-#define KVT_GPU_LEVELS 513u /* -256 to 256: beyond the largest thresholds all is of the top level \
-                             */
+#define KVT_GPU_LEVELS 513u /* entries of -256 to 256: beyond all thresholds */
 #define KVT_GPU_LEVELS_BYTES (KVT_GPU_LEVELS * 128u)
 #define KVT_GPU_SIGNS_BYTES 256u
 #define KVT_GPU_C4_STAGE_BYTES 1088u      /* a piece of 128, keys */
