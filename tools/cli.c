@@ -30,10 +30,13 @@
 static volatile sig_atomic_t interrupt_signal;
 static int64_t interrupt_ns; /* of the first; read and written by the handler alone */
 
+static int said; /* an error */
+
 void kvt_cli_error(const char *command, const char *format, ...)
 {
     va_list args;
 
+    said = 1;
     fflush(stdout);
     fprintf(stderr, "kvtier%s%s: ", command[0] ? " " : "", command);
     va_start(args, format);
@@ -285,6 +288,18 @@ void kvt_cli_catch_interrupt(void)
 int kvt_cli_interrupted(void)
 {
     return interrupt_signal;
+}
+
+void kvt_cli_interrupt_forget(void)
+{
+    interrupt_signal = 0;
+}
+
+int kvt_cli_end(int rc)
+{
+    if (interrupt_signal && interrupt_signal != SIGPIPE && !said)
+        kvt_cli_error("", "interrupted");
+    return interrupt_signal && rc == KVT_EXIT_OK ? KVT_EXIT_PROBLEM : rc;
 }
 
 const char *kvt_human_bytes(uint64_t bytes, char *buffer)

@@ -74,6 +74,11 @@ void kvt_progress_done(struct kvt_progress *progress);
  * cleanly. A second one, later than a second after the first, ends the process at once. */
 void kvt_cli_catch_interrupt(void);
 int kvt_cli_interrupted(void);
+/* For a command that a signal ends as it should. */
+void kvt_cli_interrupt_forget(void);
+/* The exit code of a command: one that was interrupted has not done what was asked, and has said
+ * so. */
+int kvt_cli_end(int rc);
 
 /* "12.3 MiB"; the buffer is the caller's, at least 32 bytes. Returns it. */
 const char *kvt_human_bytes(uint64_t bytes, char *buffer);

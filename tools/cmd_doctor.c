@@ -425,6 +425,7 @@ int kvt_cmd_doctor(int argc, char **argv)
     rc = kvt_cli_config("doctor", config_text, &config);
     if (rc)
         goto out;
+    kvt_cli_catch_interrupt(); /* a probe that is cut short removes what it made */
     doctor.checks = json_array();
     check(&doctor, "build", STATE_OK, "%s", kvt_build_info());
     int cpus = kvt_doctor_cpus(model, sizeof(model));

@@ -427,6 +427,7 @@ int kvt_cmd_top(int argc, char **argv)
     } else {
         rc = run_plain(&top, json, once);
     }
+    kvt_cli_interrupt_forget();
     json_decref(top.now);
     json_decref(top.before);
     return rc;

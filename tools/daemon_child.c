@@ -62,7 +62,8 @@ static int wait_ready(const char *command, pid_t pid, const char *socket)
             return -1;
         nanosleep(&(const struct timespec){0, 20000000}, NULL);
     }
-    kvt_cli_error(command, "kvtierd does not answer: %s", why);
+    if (!kvt_cli_interrupted())
+        kvt_cli_error(command, "kvtierd does not answer: %s", why);
     kvt_daemon_child_end(pid);
     return -1;
 }
@@ -81,9 +82,19 @@ int kvt_daemon_child(const char *command, const char *const words[], char *socke
         kvt_cli_error(command, "no place for a socket below %s: set TMPDIR", base);
         return -1;
     }
+    if (kvt_cli_interrupted())
+        return -1;
+    sigset_t all, before; /* a signal to end before the program runs must not meet our handlers */
+    sigfillset(&all);
+    (void)sigprocmask(SIG_BLOCK, &all, &before);
     *pid = fork();
-    if (*pid == 0)
+    if (*pid == 0) {
+        (void)signal(SIGTERM, SIG_DFL);
+        (void)signal(SIGINT, SIG_DFL);
+        (void)sigprocmask(SIG_SETMASK, &before, NULL);
         exec_daemon(command, program, socket, words);
+    }
+    (void)sigprocmask(SIG_SETMASK, &before, NULL);
     if (*pid < 0) {
         kvt_cli_error(command, "cannot start a process: %m");
         return -1;

@@ -157,7 +157,7 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    int rc = run(argc, argv);
+    int rc = kvt_cli_end(run(argc, argv));
 
     if (fflush(stdout) || ferror(stdout)) { /* a full disk behind a redirection is a failure */
         kvt_cli_error("", "cannot write to standard output: %s", strerror(errno));

@@ -411,5 +411,9 @@ int main(int argc, char **argv)
     if (code < 0)
         code = start(&args, &conf);
     kvt_conf_free(&conf);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        complain("cannot write to standard output: %s", kvt_strerror(-errno));
+        return code != 0 ? code : EXIT_PROBLEM;
+    }
     return code;
 }

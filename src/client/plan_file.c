@@ -25,6 +25,7 @@
 #include "base/checked.h"
 #include "client/client.h"
 #include "client/state_file.h"
+#include "kvtier/error.h"
 
 #define VERSION_LINE "kvtier-plan 1\n"
 #define LATENCY_MAX 60.0 /* seconds; beyond, and outside the next two, it is nonsense */
@@ -144,6 +145,15 @@ void kvt_plan_file_read(struct kvt_cache *cache)
     struct kvt_state_text text;
     if (!path_of(cache, path))
         return;
+    int place = cache->settings->plan_file[0] != '\0' ? kvt_state_place(path) : 0;
+    if (place != 0) {
+        kvt_log(&cache->log, KVT_LOG_WARN,
+                "plan_file: %s: %s: it is left alone, and what plans learn is not kept", path,
+                place == KVT_E_NOT_OURS ? "what is there (or at this path with .tmp) is no file of "
+                                          "plans"
+                                        : kvt_strerror(place));
+        return;
+    }
     int rc = kvt_state_read(path, VERSION_LINE, &text, &lines);
     if (rc == -ENOENT || rc == -ENOTDIR) /* a root that is no directory is said elsewhere */
         return;
@@ -206,5 +216,5 @@ void kvt_plan_file_write(struct kvt_cache *cache)
     int rc = kvt_state_write(path, &text);
     if (rc != 0)
         kvt_log(&cache->log, KVT_LOG_WARN, "%s was not written: %s; plans begin anew next time",
-                path, strerror(-rc));
+                path, kvt_strerror(rc));
 }

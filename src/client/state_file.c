@@ -8,12 +8,14 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "format/hash.h"
 #include "kvtier/error.h"
 
 #define TEMP_SUFFIX ".tmp" /* the next open of a root removes it */
+#define FAMILY "kvtier-"   /* every version begins so */
 
 void kvt_state_begin(struct kvt_state_text *text, const char *version)
 {
@@ -62,6 +64,41 @@ static int put_all(const char *path, const struct kvt_state_text *text)
     return rc;
 }
 
+/* Nothing is there, or a file that we wrote, however damaged behind its first word. */
+static int ours(const char *path)
+{
+    char word[sizeof(FAMILY)] = "";
+    struct stat st;
+    if (lstat(path, &st) != 0)
+        return errno == ENOENT ? 0 : -errno;
+    if (!S_ISREG(st.st_mode))
+        return S_ISDIR(st.st_mode) ? -EISDIR : KVT_E_NOT_OURS;
+    if (st.st_size == 0)
+        return 0;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0)
+        return -errno;
+    ssize_t n = read(file, word, sizeof(FAMILY) - 1);
+    (void)close(file);
+    return n > 0 && strcmp(word, FAMILY) == 0 ? 0 : KVT_E_NOT_OURS;
+}
+
+int kvt_state_place(const char *path)
+{
+    char temp[PATH_MAX];
+    if (snprintf(temp, sizeof(temp), "%s" TEMP_SUFFIX, path) >= (int)sizeof(temp))
+        return -ENAMETOOLONG;
+    int rc = ours(path);
+    if (rc == 0)
+        rc = ours(temp);
+    char *slash = strrchr(temp, '/');
+    if (slash != NULL)
+        slash[slash == temp] = '\0';
+    if (rc == 0 && access(slash != NULL ? temp : ".", W_OK | X_OK) != 0)
+        rc = -errno;
+    return rc;
+}
+
 int kvt_state_write(const char *path, struct kvt_state_text *text)
 {
     char temp[PATH_MAX], line[32];
@@ -72,7 +109,10 @@ int kvt_state_write(const char *path, struct kvt_state_text *text)
     end_line(text, text->len, line); /* kvt_state_room() has kept its place */
     memcpy(text->bytes + text->len, line, KVT_STATE_END_BYTES);
     text->len += KVT_STATE_END_BYTES;
-    int rc = put_all(temp, text);
+    int rc = kvt_state_place(path);
+    if (rc != 0)
+        return rc;
+    rc = put_all(temp, text);
     if (rc == 0 && rename(temp, path) != 0)
         rc = -errno;
     if (rc != 0)

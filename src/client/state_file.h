@@ -7,7 +7,8 @@
  * A file is taken whole or not at all: what is damaged, of another version, or no file is refused.
  * It is written beside the old one (".tmp"), synced, and renamed over it, so that a crash leaves
  * the old one or the new one. Links are not followed, and nothing here waits for a pipe's other
- * end. What the lines say is the caller's.
+ * end. What was there and is not ours (a device, a pipe, a link, somebody's file) stays. What the
+ * lines say is the caller's.
  * Threads: any, one at a time for a path. Blocks on the file system; allocates nothing.
  */
 #ifndef KVT_CLIENT_STATE_FILE_H
@@ -31,8 +32,12 @@ __attribute__((format(printf, 2, 3))) void kvt_state_add(struct kvt_state_text *
                                                          const char *format, ...);
 /* Whether so many bytes more can be added. */
 bool kvt_state_room(const struct kvt_state_text *text, size_t bytes);
-/* End the text and put it in the place of the file. 0; -ENOSPC: the text is full; -errno: the old
- * file stays. */
+/* Whether a file can be put there: 0; KVT_E_NOT_OURS: what is there, or at the path with ".tmp", is
+ * no file of this kind (the first word of a version is "kvtier-..."); -errno: the directory is
+ * missing or may not be written to. */
+__attribute__((warn_unused_result)) int kvt_state_place(const char *path);
+/* End the text and put it in the place of the file. 0; -ENOSPC: the text is full; as
+ * kvt_state_place(): the old file stays. */
 __attribute__((warn_unused_result)) int kvt_state_write(const char *path,
                                                         struct kvt_state_text *text);
 

@@ -188,10 +188,10 @@ static void what_is_in_the_way(void **state)
     assert_int_equal(kvt_state_write(path, &text), -EISDIR);
     assert_good("old");
     assert_int_equal(rmdir(temp), 0);
-    assert_int_equal(mkfifo(temp, 0600), 0); /* nobody reads it: no waiting, and it goes */
+    assert_int_equal(mkfifo(temp, 0600), 0); /* nobody reads it: no waiting, and it is not ours */
     kvt_state_begin(&text, VERSION);
-    assert_int_equal(kvt_state_write(path, &text), -ENXIO);
-    assert_int_not_equal(access(temp, F_OK), 0);
+    assert_int_equal(kvt_state_write(path, &text), KVT_E_NOT_OURS);
+    assert_int_equal(unlink(temp), 0);
     assert_good("old");
     assert_int_equal(rename(path, other), 0);
     assert_int_equal(symlink(other, path), 0);
@@ -205,10 +205,52 @@ static void what_is_in_the_way(void **state)
     kvt_state_begin(&text, VERSION);
     assert_int_not_equal(kvt_state_write(path, &text), 0);
     assert_int_not_equal(access(temp, F_OK), 0);
+    assert_int_equal(rmdir(path), 0);
     memset(far, 'x', sizeof(far));
     far[sizeof(far) - 1] = '\0';
     kvt_state_begin(&text, VERSION);
     assert_int_equal(kvt_state_write(far, &text), -ENAMETOOLONG);
+}
+
+/* Devices, pipes, links and files of others are what they were afterwards; what we left behind
+ * ourselves, whole or not, is replaced. */
+static void what_is_not_ours_stays(void **state)
+{
+    char other[256], bytes[64];
+    struct stat st;
+    (void)state;
+    snprintf(other, sizeof(other), "%s/other", dir);
+    put_bytes("precious", 8);
+    kvt_state_begin(&text, VERSION);
+    assert_int_equal(kvt_state_write(path, &text), KVT_E_NOT_OURS);
+    assert_int_equal(get_bytes(bytes, sizeof(bytes)), 8);
+    assert_memory_equal(bytes, "precious", 8);
+    assert_int_equal(rename(path, other), 0);
+    assert_int_equal(symlink(other, path), 0);
+    kvt_state_begin(&text, VERSION);
+    assert_int_equal(kvt_state_write(path, &text), KVT_E_NOT_OURS);
+    assert_int_equal(lstat(path, &st), 0);
+    assert_true(S_ISLNK(st.st_mode));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    kvt_state_begin(&text, VERSION);
+    assert_int_equal(kvt_state_write(path, &text), KVT_E_NOT_OURS);
+    assert_int_equal(lstat(path, &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rename(other, temp), 0); /* a user's file with our suffix */
+    kvt_state_begin(&text, VERSION);
+    assert_int_equal(kvt_state_write(path, &text), KVT_E_NOT_OURS);
+    assert_int_equal(stat(temp, &st), 0);
+    assert_int_equal(st.st_size, 8);
+    assert_int_equal(unlink(temp), 0);
+    for (int i = 0; i < 3; i++) {
+        put_bytes("kvtier-test 1\nx", (size_t[]){0, 15, 9}[i]);
+        write_good("new");
+        assert_good("new");
+    }
+    snprintf(other, sizeof(other), "%s/none/x", dir);
+    assert_int_equal(kvt_state_place(other), -ENOENT);
 }
 
 int main(void)
@@ -218,6 +260,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(damage_is_refused, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(a_full_text_is_not_written, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(what_is_in_the_way, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(what_is_not_ours_stays, make_dir, remove_dir),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

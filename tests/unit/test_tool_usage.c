@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "kvtier/version.h"
 #include "support/run_tool.h"
 
@@ -160,6 +161,34 @@ static void test_full_disk(void **state)
              NULL);
     assert_int_equal(run.code, 1);
     assert_non_null(strstr(run.err, "cannot write to standard output"));
+    tool_run(&run, "/bin/sh",
+             (const char *const[]){"sh", "-c", "\"${0}d\" --help >/dev/full", KVT_TOOL, NULL}, NULL,
+             NULL);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "cannot write to standard output"));
+}
+
+/* What a signal cut short has not been done, says so, and leaves nothing where it worked. 130: the
+ * signal came before the work, on a machine that is slow to start. */
+static void test_interrupted(void **state)
+{
+    static const char *const commands[] = {"bench index --blocks 4000000",
+                                           "bench l2 --size 256MiB --pairs 31",
+                                           "doctor --probe 256MiB"};
+
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(commands); i++) {
+        tool_run(&run, "/bin/sh",
+                 (const char *const[]){"sh", "-c",
+                                       "d=$(mktemp -d) && timeout --preserve-status -s INT 0.4 "
+                                       "\"$0\" $1 --dir $d >/dev/null; echo code $?; ls -A $d; "
+                                       "rm -rf $d",
+                                       KVT_TOOL, commands[i], NULL},
+                 NULL, NULL);
+        const bool said = strcmp(run.out, "code 1\n") == 0 && strstr(run.err, "interrupted");
+        if (!said && strcmp(run.out, "code 130\n") != 0)
+            fail_msg("%s: %s%s", commands[i], run.out, run.err);
+    }
 }
 
 int main(void)
@@ -172,6 +201,7 @@ int main(void)
         cmocka_unit_test(test_empty_path),
         cmocka_unit_test(test_every_command),
         cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_interrupted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
