@@ -7,13 +7,15 @@
 
 #define BENCH_PLAN_LENGTHS 3u
 #define BENCH_PLAN_RATES 5u
-#define BENCH_PLAN_REPS_MAX 9u
+#define BENCH_PLAN_REPS_MAX 31u
 #define BENCH_PLAN_FINISH 2u /* tokens behind the whole blocks of a prompt */
 
 struct bench_plan_cell { /* medians of runs in turn */
     double recompute_s;
     double load_all_s; /* negative: not measured, surely slower than computing */
     double plan_s;
+    double regret;  /* medians over the turns: the larger of plan / computed, plan / loaded */
+    bool same_work; /* the plan computes everything, and so does the better of the others */
     long restored;
     struct kvt_llama_report report; /* of the median */
 };

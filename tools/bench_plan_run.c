@@ -3,8 +3,9 @@
  * A cache without DRAM (everything is read from the drive each time) over a drive that is slowed
  * down. Each prompt is computed and stored. Then, at each rate, after some requests that the plan
  * learns from: computed, loaded whole (the plan switched off meanwhile), and as the plan says, in
- * turns, since machines become slower and faster over minutes. Threads: one, and those of llama.cpp
- * and the cache.
+ * turns, since machines become slower and faster over minutes. Every other turn goes the other way
+ * round, and regret is the median of the turns' ratios, so that a drift within a turn cancels, too.
+ * Threads: one, and those of llama.cpp and the cache.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -172,6 +173,40 @@ static int warm_up(struct bench_plan *b)
     return 0;
 }
 
+/* The three ways of one turn. */
+enum way { WAY_COMPUTE, WAY_LOAD, WAY_PLAN, WAYS };
+
+static int run_turn(struct bench_plan *b, uint32_t i, bool load, bool backwards,
+                    struct sample *const turn[WAYS])
+{
+    int rc = 0;
+    for (int at = 0; at < WAYS && rc == 0; at++) {
+        int way = backwards ? WAYS - 1 - at : at;
+        if (way == WAY_LOAD && !load)
+            continue;
+        load_always(b, way == WAY_LOAD);
+        rc = run(b, i, way != WAY_COMPUTE, turn[way]);
+        load_always(b, false);
+    }
+    return rc;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Of pairs that ran next to each other. */
+static double median_ratio(const struct sample *of, const struct sample *to, int64_t n)
+{
+    double ratios[BENCH_PLAN_REPS_MAX];
+    for (int64_t i = 0; i < n; i++)
+        ratios[i] = of[i].seconds / to[i].seconds;
+    qsort(ratios, (size_t)n, sizeof(ratios[0]), by_value);
+    return ratios[n / 2];
+}
+
 static int measure_cell(struct bench_plan *b, uint32_t r, uint32_t i)
 {
     struct sample computed[BENCH_PLAN_REPS_MAX] = {0}, loaded[BENCH_PLAN_REPS_MAX] = {0},
@@ -180,20 +215,20 @@ static int measure_cell(struct bench_plan *b, uint32_t r, uint32_t i)
     double expected = b->rates[r] > 0 ? b->token_bytes * (double)b->lengths[i] / b->rates[r] : 0;
     bool load = expected <= HOPELESS * b->recompute_s[i];
     for (int64_t rep = 0; rep < b->reps; rep++) {
-        if (run(b, i, false, &computed[rep]) != 0)
-            return -1;
-        load_always(b, true);
-        int rc = load ? run(b, i, true, &loaded[rep]) : 0;
-        load_always(b, false);
-        if (rc != 0 || run(b, i, true, &planned[rep]) != 0)
+        struct sample *const turn[WAYS] = {&computed[rep], &loaded[rep], &planned[rep]};
+        if (run_turn(b, i, load, rep % 2 != 0, turn) != 0)
             return -1;
     }
+    cell->regret = median_ratio(planned, computed, b->reps);
+    if (load)
+        cell->regret = KVT_MAX(cell->regret, median_ratio(planned, loaded, b->reps));
     const struct sample *plan = median_of(planned, b->reps);
     cell->recompute_s = median_of(computed, b->reps)->seconds;
     cell->load_all_s = load ? median_of(loaded, b->reps)->seconds : -1;
     cell->plan_s = plan->seconds;
     cell->report = plan->report;
     cell->restored = plan->restored;
+    cell->same_work = plan->restored == 0 && (!load || cell->recompute_s <= cell->load_all_s);
     return 0;
 }
 

@@ -48,6 +48,10 @@ static void it_measures_and_cleans_up(void **state)
         assert_true(plan > 0 && best > 0);
         assert_true(fabs(number(cell, "regret", NULL) - plan / best) < 1e-6 * plan / best);
         worst = fmax(worst, plan / best);
+        if (json_is_true(json_object_get(cell, "same_work")))
+            assert_true(number(cell, "loaded_tokens", NULL) == 0 &&
+                        number(cell, "regret", NULL) <=
+                            number(doc, "worst_regret_same_work", NULL));
         assert_true(number(cell, "loaded_tokens", NULL) >= 0);
         assert_true(number(cell, "loaded_tokens", NULL) <= number(cell, "tokens", NULL));
         assert_non_null(json_object_get(json_object_get(cell, "expected_ms"), "load_all"));
