@@ -35,9 +35,11 @@
 struct replay {
     const char *trace_path, *dram_text, *disk_text, *model_name, *admission_text, *data_path;
     const char *priors_text, *engine_hour_text, *budget_text, *share_text, *years_text;
+    const char *write_text;
     uint64_t dram_rate, disk_rate;
     int64_t prefill_rate, generate, engines, jitter;
     int json, sweep, curve, both_ends;
+    int write; /* enum kvt_write */
     uint64_t dram[LIST_MAX], disk[LIST_MAX];
     int admission[LIST_MAX];
     size_t dram_count, disk_count, admission_count;
@@ -59,6 +61,7 @@ static int add_case(struct replay *r, uint64_t dram, uint64_t disk,
         return KVT_E_LIMIT;
     if (disk && replay_case_blocks(&r->base, disk) < DISK_BLOCKS_MIN)
         return KVT_E_TOO_SMALL;
+    admission.write = r->write;
     r->cases[r->count] = (struct replay_case){dram, disk, admission};
     int rc = replay_case_run(&r->base, &r->cases[r->count], &r->common, &r->results[r->count]);
     if (!rc)
@@ -122,6 +125,11 @@ static int run_curve(struct replay *r)
 
     if (!rc)
         rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_SECOND});
+    if (!rc) { /* as many bytes as that took */
+        struct replay_admission value = {.policy = KVT_ADMIT_VALUE};
+        value.blocks_per_day = (uint64_t)fmax((double)r->results[1].written / days, 1);
+        rc = add_case(r, dram, disk, value);
+    }
     for (size_t i = 0; i < KVT_ARRAY_LEN(budgets) && !rc; i++) {
         struct replay_admission value = {.policy = KVT_ADMIT_VALUE};
         value.blocks_per_day = (uint64_t)fmax(budgets[i] * all / days, 1);
@@ -192,7 +200,7 @@ static int take_sizes(const char *name, const char *text, const char *special, u
 
 static int take_admission(struct replay *r, char *error, size_t len)
 {
-    static const char *const names[] = {"all", "second_use", "value", "random"};
+    static const char *const names[] = {"all", "second_use", "value", "continued", "random"};
     char words[256], *rest = words, *word;
 
     snprintf(words, sizeof(words), "%s", r->admission_text);
@@ -203,7 +211,8 @@ static int take_admission(struct replay *r, char *error, size_t len)
         if (policy > KVT_ADMIT_RANDOM) {
             const char *nearest = kvt_nearest(word, names, KVT_ARRAY_LEN(names));
             snprintf(error, len,
-                     "--admission: '%.40s' is not one of all, second_use, value, random%s%s%s",
+                     "--admission: '%.40s' is not one of all, second_use, value, continued, "
+                     "random%s%s%s",
                      word, nearest ? "; did you mean '" : "", nearest ? nearest : "",
                      nearest ? "'?" : "");
             return -1;
@@ -211,6 +220,20 @@ static int take_admission(struct replay *r, char *error, size_t len)
         r->admission[r->admission_count++] = policy;
     }
     return 0;
+}
+
+static int take_write(struct replay *r, char *error, size_t len)
+{
+    static const char *const words[] = {"through", "evict", "idle"};
+
+    for (size_t i = 0; i < KVT_ARRAY_LEN(words); i++) {
+        if (!strcmp(r->write_text, words[i])) {
+            r->write = KVT_WRITE_THROUGH + (int)i;
+            return 0;
+        }
+    }
+    snprintf(error, len, "--write: '%.40s' is not one of through, evict, idle", r->write_text);
+    return -1;
 }
 
 /* Prices of tiers and rates of the model, from the data of `kvtier plan`. */
@@ -270,7 +293,9 @@ static int take_numbers(struct replay *r, char *error, size_t len)
                         &r->dram_count, error, len);
     if (!rc)
         rc = take_sizes("disk", r->disk_text, "none", 0, r->disk, &r->disk_count, error, len);
-    return rc ? rc : take_admission(r, error, len);
+    if (!rc)
+        rc = take_admission(r, error, len);
+    return rc ? rc : take_write(r, error, len);
 }
 
 /* 0, or a sentence in error. */
@@ -378,8 +403,13 @@ static const struct kvt_cli_option options[] = {
      .flag = &given.curve},
     {.name = "admission",
      .metavar = "WORDS",
-     .help = "what goes to disk: all, second_use, value, random; several with commas (all)",
+     .help =
+         "what goes to disk: all, continued, second_use, value, random; several with commas (all)",
      .text = &given.admission_text},
+    {.name = "write",
+     .metavar = "WORD",
+     .help = "when it goes there: through, evict, idle, as the option (through)",
+     .text = &given.write_text},
     {.name = "budget",
      .metavar = "N",
      .help = "drive writes a day that may be written, 0.5 for one",
@@ -452,6 +482,7 @@ int kvt_cmd_replay(int argc, char **argv)
     given = (struct replay){.dram_text = "unlimited",
                             .disk_text = "none",
                             .admission_text = "all",
+                            .write_text = "through",
                             .model_name = "llama-3-70b",
                             .priors_text = "4",
                             .engine_hour_text = "5",

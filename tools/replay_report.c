@@ -16,6 +16,7 @@ const char *replay_admission_name(int policy)
     static const char *const names[] = {[KVT_ADMIT_ALL] = "all",
                                         [KVT_ADMIT_SECOND] = "second_use",
                                         [KVT_ADMIT_VALUE] = "value",
+                                        [KVT_ADMIT_CONTINUED] = "continued",
                                         [KVT_ADMIT_RANDOM] = "random"};
 
     return policy >= 0 && (size_t)policy < KVT_ARRAY_LEN(names) ? names[policy] : "?";

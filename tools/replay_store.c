@@ -176,6 +176,7 @@ int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks,
                                       .reply_ctx = s};
     if (admission) {
         params.admit = admission->policy;
+        params.write = admission->write;
         params.admit_permille = (uint32_t)(admission->share * 1000 + 0.5);
         params.token_s = admission->token_s;
         params.byte_s = admission->block_s / KVT_PAGE_BYTES;

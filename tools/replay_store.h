@@ -14,9 +14,10 @@ struct replay_hits {
     uint32_t front;      /* of them, those in DRAM before the first one on disk */
 };
 
-/* Which blocks go to disk; all zero: all of them, at once. */
+/* Which blocks go to disk, and when; all zero: all of them, at once. */
 struct replay_admission {
     int policy;              /* enum kvt_admit */
+    int write;               /* enum kvt_write; 0: through */
     double share;            /* RANDOM: of the blocks, 0 to 1 */
     uint64_t blocks_per_day; /* write budget; 0: none */
     double token_s, block_s; /* VALUE: to compute a token, to load a block */

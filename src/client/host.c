@@ -27,6 +27,8 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->admit = settings->admission;
     params->ttl_ns = settings->ttl == KVT_AUTO ? 0 : (int64_t)settings->ttl;
     params->ns_bytes_max = settings->ns_quota == KVT_AUTO ? 0 : settings->ns_quota;
+    params->ns_rules = settings->ns_limits;
+    params->ns_rule_count = settings->ns_limit_count;
     params->token_s = 1 / (double)settings->plan_prefill;
     params->byte_s = 1 / (double)settings->plan_disk;
     params->pin_bytes_max = settings->pin_max;

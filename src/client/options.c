@@ -57,7 +57,8 @@ static const struct kvt_option options[] = {
     {"write", T_WRITE, AT(write), "through", NULL, 0, 0,
      "when blocks go to disk: through (at once), evict (when DRAM runs short), idle"},
     {"admission", T_ADMISSION, AT(admission), "all", NULL, 0, 0,
-     "which blocks go to disk: all, second_use (used twice), value (best saving for the budget)"},
+     "which blocks go to disk: all, continued (all but a prompt's last block until it is "
+     "continued), second_use (used twice), value (best saving for the budget)"},
     {"write_budget", T_SIZE, AT(write_budget), "none", "none", 1024 * KIB, 1024 * TIB,
      "bytes that may be written to each root in a day; blocks beyond are not written; none: any"},
     {"write_dwpd", T_COUNT, AT(write_dwpd), "none", "none", 1, 100000,
@@ -66,6 +67,8 @@ static const struct kvt_option options[] = {
      "blocks that are not used for so long are gone, a second at least; none: never"},
     {"ns_quota", T_SIZE, AT(ns_quota), "none", "none", 64 * KIB, 64 * TIB,
      "record bytes that one namespace (model, tenant) may hold, DRAM and disk together; none: any"},
+    {"ns_limit", T_NS_LIMIT, AT(ns_limits), "none", NULL, 0, 0,
+     "quota and ttl of single namespaces, \"NAME:QUOTA:TTL\", by id or model; repeat it for more"},
     {"pin_max", T_SIZE, AT(pin_max), "auto", "auto", 0, 64 * TIB,
      "bytes that kvt_pin() may keep from eviction; auto: half of dram"},
     {"io", T_IO, AT(io), "auto", NULL, 0, 0,
@@ -213,7 +216,7 @@ const char *kvt_size_text(uint64_t bytes, char *buffer, size_t len)
     return buffer;
 }
 
-static const char *duration_text(uint64_t ns, char *buffer, size_t len)
+const char *kvt_duration_text(uint64_t ns, char *buffer, size_t len)
 {
     static const struct {
         uint64_t ns;
@@ -347,8 +350,10 @@ static int set_word(struct kvt_config *config, const char *key, const char *valu
 
 static const char *const write_words[] = {"through", "evict", "idle"}; /* from THROUGH on */
 
-static const char *const admission_words[] = {
-    [KVT_ADMIT_ALL] = "all", [KVT_ADMIT_SECOND] = "second_use", [KVT_ADMIT_VALUE] = "value"};
+static const char *const admission_words[] = {[KVT_ADMIT_ALL] = "all",
+                                              [KVT_ADMIT_SECOND] = "second_use",
+                                              [KVT_ADMIT_VALUE] = "value",
+                                              [KVT_ADMIT_CONTINUED] = "continued"};
 
 void kvt_settings_forget_disks(struct kvt_settings *settings)
 {
@@ -500,7 +505,7 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
                         KVT_WRITE_THROUGH, "through, evict, idle", field);
     case T_ADMISSION:
         return set_word(config, "admission", value, admission_words, KVT_ARRAY_LEN(admission_words),
-                        0, "all, second_use, value", field);
+                        0, "all, second_use, value, continued", field);
     case T_IO:
         return set_word(config, "io", value, io_words, KVT_ARRAY_LEN(io_words), 0,
                         "auto, posix, uring", field);
@@ -521,6 +526,8 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
     case T_REMOTE_WRITE:
         return set_word(config, "remote_write", value, remote_write_words,
                         KVT_ARRAY_LEN(remote_write_words), 0, "second_use, all, off", field);
+    case T_NS_LIMIT:
+        return kvt_limits_set(config, value);
     case T_DISK:
         if (strcmp(value, "none") != 0)
             return add_disk(config, value);
@@ -552,7 +559,7 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         (void)snprintf(buffer, len, "%" PRIu64, number);
         return buffer;
     case T_DEADLINE:
-        return duration_text(number, buffer, len);
+        return kvt_duration_text(number, buffer, len);
     case T_BOOL:
         return *(const int *)field ? "yes" : "no";
     case T_LEVEL:
@@ -582,6 +589,8 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
         return *(const char *)field ? field : "none";
     case T_REMOTE_WRITE:
         return remote_write_words[*(const int *)field];
+    case T_NS_LIMIT:
+        return kvt_limits_text(settings, buffer, len);
     case T_DISK:
         break;
     }

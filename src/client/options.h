@@ -27,6 +27,7 @@ enum kvt_option_type {
     T_FILE,
     T_REMOTE,
     T_REMOTE_WRITE,
+    T_NS_LIMIT,
     T_DISK
 };
 
@@ -58,12 +59,19 @@ const char *kvt_option_text(const struct kvt_settings *settings, const struct kv
 int kvt_layers_set(struct kvt_config *config, const char *value);
 const char *kvt_layers_text(const struct kvt_settings *settings, char *buffer, size_t len);
 
+/* option_limits.c: the values of ns_limit. As kvt_option_set() and kvt_option_text(). */
+int kvt_limits_set(struct kvt_config *config, const char *value);
+const char *kvt_limits_text(const struct kvt_settings *settings, char *buffer, size_t len);
+
 /* The sentence of a refusal; returns code. */
 __attribute__((format(printf, 3, 4))) int kvt_config_refuse(struct kvt_config *config, int code,
                                                             const char *format, ...);
 
 /* Bytes with the largest unit that divides them: "64MiB". Returns buffer. */
 const char *kvt_size_text(uint64_t bytes, char *buffer, size_t len);
+
+/* A time with the largest unit that divides it: "90min". Returns buffer. */
+const char *kvt_duration_text(uint64_t ns, char *buffer, size_t len);
 
 /* Forget the roots and free their paths. */
 void kvt_settings_forget_disks(struct kvt_settings *settings);

@@ -6,6 +6,7 @@
 
 #include <stdint.h>
 
+#include "format/ns_rules.h"
 #include "kvtier/config.h"
 
 #define KVT_DISKS_MAX 16u
@@ -88,6 +89,8 @@ struct kvt_settings {
     struct kvt_layer_range { /* layers that are stored raw */
         uint32_t from, to;   /* both included */
     } exclude[KVT_EXCLUDES_MAX];
+    uint32_t ns_limit_count;
+    struct kvt_ns_rule ns_limits[KVT_NS_RULES_MAX];
     uint32_t disk_count;
     struct kvt_disk_setting disks[KVT_DISKS_MAX];
     const struct kvt_pin_ops *pin_ops; /* no option: a test's hook; NULL: mlock */

@@ -50,6 +50,7 @@ static const char *const store_keys[] = {
     "ranks",
     "ttl",
     "ns_quota",
+    "ns_limit",
     "numa_device",
     "disk",
     "disk_required",

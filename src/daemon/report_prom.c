@@ -74,6 +74,7 @@ static const struct part parts[] = {
     {NULL, NULL, "outcome=\"budget\"", AT(admit_budget)},
     {NULL, NULL, "outcome=\"random\"", AT(admit_random)},
     {NULL, NULL, "outcome=\"chain\"", AT(admit_chain)},
+    {NULL, NULL, "outcome=\"last_block\"", AT(admit_last)},
     {"evicted_blocks", "blocks given up, by tier and reason", "tier=\"dram\",reason=\"room\"",
      AT(evict_dram_blocks)},
     {NULL, NULL, "tier=\"disk\",reason=\"segment\"", AT(evict_disk_blocks)},

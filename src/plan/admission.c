@@ -43,7 +43,8 @@
 /* Of a full bucket: below it, only what was used twice is written. So the bytes of a quiet time are
  * there when sessions come back, and are not spent on what nobody has asked for again. */
 #define FIRST_FROM 0.5
-#define BEGIN_AT 0.75 /* where what first uses get is what drips in */
+#define AGAIN_FROM 0.25 /* above it, all that was used twice is written */
+#define BEGIN_AT 0.75   /* where what first uses get is what drips in */
 #define VALUE_BYTES 1024.0
 
 static_assert(2 * VALUE_HALF == KVT_ADMISSION_VALUES, "two halves");
@@ -303,6 +304,8 @@ static bool worth_it(struct kvt_admission *admission, const struct kvt_admission
     }
     /* what was asked lately is a stream faded with this half-life: its sum is as long as 1/ln 2 */
     full = KVT_MAX(left, 0.0) / most;
+    if (again && full >= AGAIN_FROM)
+        return true;
     share = day / DAY_NS * HALF_LIFE_NS / M_LN2 *
             (again ? 0.5 + full : 2 * (full - FIRST_FROM) / (1 - FIRST_FROM));
     if (all <= share)

@@ -12,6 +12,9 @@
  *           Chances are counted; the threshold follows from what was asked for lately
  *           and the budget.
  *
+ *   CONTINUED everything but the last block of a prompt, until it is continued or asked for: the
+ *           store's to see, which knows the chains
+ *
  *   RANDOM  a share of them: what the others are compared with
  *
  * The budget is a bucket for each root: bytes a day drip in, what was really written goes out; it
@@ -30,7 +33,13 @@
 #define KVT_ADMISSION_PLACES 8u  /* classes of the place in a sequence, each twice the last */
 #define KVT_ADMISSION_VALUES 96u /* buckets of value, four to an octave */
 
-enum kvt_admit { KVT_ADMIT_ALL = 0, KVT_ADMIT_SECOND, KVT_ADMIT_VALUE, KVT_ADMIT_RANDOM };
+enum kvt_admit {
+    KVT_ADMIT_ALL = 0,
+    KVT_ADMIT_SECOND,
+    KVT_ADMIT_VALUE,
+    KVT_ADMIT_CONTINUED,
+    KVT_ADMIT_RANDOM
+};
 
 enum kvt_verdict {
     KVT_VERDICT_YES = 0,

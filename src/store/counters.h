@@ -59,6 +59,7 @@
     X(admit_budget, "admission.budget", "blocks not taken: the write budget was used up")         \
     X(admit_random, "admission.random", "blocks not taken: not drawn")                            \
     X(admit_chain, "admission.chain", "blocks not taken: the block before them was not")          \
+    X(admit_last, "admission.last_block", "blocks not taken: the last of a prompt so far")        \
     X(admit_gone, "admission.gone", "blocks evicted from DRAM that admission had not taken")      \
     X(lost_deferred, "disk.lost_deferred", "blocks gone unwritten: evicted before their write")   \
     X(lost_queue, "disk.lost_queue", "blocks gone unwritten: the write queue had been full")      \

@@ -74,14 +74,19 @@ static void ring_enter(struct kvt_namespaces *spaces, uint32_t number)
 {
     struct kvt_namespace *ns = &spaces->table[number], *other;
 
-    ns->next_group = number;
+    ns->next_group = ns->leader = number;
+    ns->quota_hand = ns->quota_climb = KVT_NS_NONE;
     for (uint32_t i = 0; i < spaces->touched; i++) {
         other = &spaces->table[i];
         if (i == number || !other->used || memcmp(other->id, ns->id, KVT_NS_BYTES) != 0)
             continue;
         ns->next_group = other->next_group;
         other->next_group = number;
+        ns->leader = other->leader;
         ns->quota_bytes = other->quota_bytes;
+        ns->ttl_ns = other->ttl_ns;
+        ns->rule_quota_bytes = other->rule_quota_bytes;
+        ns->rule_ttl_ns = other->rule_ttl_ns;
         ns->ttl = other->ttl;
         return;
     }
@@ -110,8 +115,7 @@ uint64_t kvt_namespaces_held(const struct kvt_namespaces *spaces, uint32_t ns)
 
 bool kvt_namespaces_same(const struct kvt_namespaces *spaces, uint32_t one, uint32_t other)
 {
-    return one == other ||
-           memcmp(spaces->table[one].id, spaces->table[other].id, KVT_NS_BYTES) == 0;
+    return spaces->table[one].leader == spaces->table[other].leader;
 }
 
 /* A number for a new namespace: an unused one, else one of an empty, never opened namespace. */
@@ -122,7 +126,8 @@ static uint32_t number_take(struct kvt_namespaces *spaces)
     for (uint32_t i = 0; i < spaces->touched; i++) {
         struct kvt_namespace *ns = &spaces->table[i];
 
-        if (ns->used && (ns->opened || ns->purging || ns->blocks))
+        if (ns->used &&
+            (ns->opened || ns->purging || ns->blocks || (ns->leader == i && ns->next_group != i)))
             continue;
         if (ns->used)
             ring_leave(spaces, i);

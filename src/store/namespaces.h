@@ -1,6 +1,7 @@
 /* Namespaces that the store knows: those opened by clients and those whose records recovery found.
  * What has a number here is one group of a namespace: groups have records of their own lengths.
- * Those of one id are in a ring: quota and time to live are the namespace's.
+ * Those of one id are in a ring: quota and time to live are the namespace's, and one of them leads:
+ * it keeps what is the namespace's alone.
  *
  * Rules
  *  1. A map of a namespace has one record length. Whoever says it first (an open, a record on disk)
@@ -31,9 +32,15 @@ struct kvt_namespace {
     uint64_t bytes;                     /* of the records of those that are present */
     uint64_t filling_bytes;             /* of records that clients are filling */
     uint64_t quota_bytes;               /* of all groups together; 0: the store's */
+    int64_t ttl_ns;                     /* what programs said of it; 0: nothing */
+    uint64_t rule_quota_bytes;          /* what the operator says of it (ns_limit); 0: nothing */
+    int64_t rule_ttl_ns;                /* likewise */
     struct kvt_ttl_clock *ttl;          /* of all groups; NULL: the store's. store_ttl.c owns it */
     uint32_t next_group;                /* ring of the groups of one id */
-    uint32_t quota_cursor;              /* where a block to give up was looked for last */
+    uint32_t leader;                    /* of them; it is forgotten last */
+    uint32_t quota_hand;                /* leader: the entry that is looked at next for room ... */
+    uint32_t quota_climb;               /* ... unless this one is: the parent of what went last */
+    uint32_t quota_listed;              /* leader: entries in its list; store_quota.c */
     uint8_t used;
     uint8_t opened;
     uint8_t loose;   /* blocks are of use without the ones before them */
@@ -84,6 +91,12 @@ static inline uint32_t kvt_namespace_record_bytes(const struct kvt_namespaces *s
 /* Bytes of the records of all groups of the namespace that number `ns` is of, present or being
  * filled. */
 uint64_t kvt_namespaces_held(const struct kvt_namespaces *spaces, uint32_t ns);
+/* The number that keeps what is the namespace's alone. */
+static inline struct kvt_namespace *kvt_namespace_lead(const struct kvt_namespaces *spaces,
+                                                       uint32_t ns)
+{
+    return &spaces->table[spaces->table[ns].leader];
+}
 /* Two numbers are groups of one namespace. */
 bool kvt_namespaces_same(const struct kvt_namespaces *spaces, uint32_t one, uint32_t other);
 

@@ -50,6 +50,7 @@ static void destroy(struct kvt_store *store)
     kvt_policy_destroy(&store->policy);
     kvt_admission_destroy(&store->admission);
     kvt_ttl_destroy(store);
+    kvt_quota_destroy(store);
     kvt_slots_destroy(&store->slots);
     kvt_index_destroy(&store->index);
     free(store);
@@ -120,6 +121,10 @@ int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out
         err = kvt_recover(store, bad_root);
     if (!err)
         err = kvt_ttl_init(store);
+    if (!err)
+        err = kvt_quota_grow(store);
+    if (!err)
+        err = kvt_rules_apply_all(store);
     if (!err)
         err = kvt_statfile_open(store);
     if (err) {

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "format/message.h"
+#include "format/ns_rules.h"
 #include "io/io.h"
 #include "remote/remote.h"
 #include "store/counters.h"
@@ -50,10 +51,12 @@ struct kvt_store_params {
     int write;                  /* enum kvt_write for stores that do not say; 0: through */
     int64_t ttl_ns;             /* blocks not used for so long are gone; 0: never */
     uint64_t ns_bytes_max;      /* of the records of one namespace and group; 0: any */
-    int admit;                  /* enum kvt_admit (plan/admission.h): which blocks are written */
-    uint32_t admit_permille;    /* KVT_ADMIT_RANDOM only: the share of them */
-    double token_s, byte_s; /* KVT_ADMIT_VALUE: seconds to compute a token, to load a byte; 0: as
-                               plan_prefill and plan_disk are by default */
+    const struct kvt_ns_rule *ns_rules; /* what the operator says of single ones; borrowed */
+    uint32_t ns_rule_count;
+    int admit;               /* enum kvt_admit (plan/admission.h): which blocks are written */
+    uint32_t admit_permille; /* KVT_ADMIT_RANDOM only: the share of them */
+    double token_s, byte_s;  /* KVT_ADMIT_VALUE: seconds to compute a token, to load a byte; 0: as
+                                plan_prefill and plan_disk are by default */
     uint64_t pin_bytes_max;
     uint64_t client_bytes_max;  /* that one client may hold in slots; 0: all of them. One record
                                    always  goes */

@@ -66,23 +66,37 @@ void kvt_admit_first(struct kvt_store *store, uint32_t slot)
     kvt_ttl_touch(store, kvt_slot_at(&store->slots, slot)->entry);
 }
 
+/* It was not taken; now it may be. */
+static void again(struct kvt_store *store, uint32_t slot)
+{
+    struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+    if (s->state != KVT_SLOT_VALID || s->write != KVT_SLOT_WRITE_FILTERED)
+        return;
+    kvt_write_move(store, slot, KVT_SLOT_WRITE_LATER);
+    if (s->policy == KVT_WRITE_THROUGH && kvt_admit_ask(store, slot))
+        (void)kvt_writes_queue(store, slot, false);
+}
+
 void kvt_admit_use(struct kvt_store *store, uint32_t entry)
 {
     uint32_t slot = kvt_index_at(&store->index, entry)->slot;
-    struct kvt_slot *s;
 
     used(store, entry, slot,
          slot != KVT_INDEX_NONE && kvt_slot_at(&store->slots, slot)->state == KVT_SLOT_VALID);
     kvt_ttl_touch(store, entry);
     if (slot == KVT_INDEX_NONE)
         return;
-    s = kvt_slot_at(&store->slots, slot);
     kvt_l3_offer(store, slot, false);
-    if (s->state != KVT_SLOT_VALID || s->write != KVT_SLOT_WRITE_FILTERED)
-        return;
-    kvt_write_move(store, slot, KVT_SLOT_WRITE_LATER);
-    if (s->policy == KVT_WRITE_THROUGH && kvt_admit_ask(store, slot))
-        (void)kvt_writes_queue(store, slot, false);
+    again(store, slot);
+}
+
+void kvt_admit_continued(struct kvt_store *store, uint32_t entry)
+{
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+
+    if (store->params.admit == KVT_ADMIT_CONTINUED && e->slot != KVT_INDEX_NONE)
+        again(store, e->slot);
 }
 
 /* The block before it is in DRAM only, and was not taken. */
@@ -96,6 +110,15 @@ static bool cut_off(const struct kvt_store *store, uint32_t entry)
     e = kvt_index_at(&store->index, parent);
     return !e->on_disk && e->slot != KVT_INDEX_NONE &&
            kvt_slot_at(&store->slots, e->slot)->write == KVT_SLOT_WRITE_FILTERED;
+}
+
+/* The last block of a prompt, as far as is known: nothing has continued it and nobody has asked for
+ * it. It is where the next prompt of a conversation differs most often. */
+static bool is_last(const struct kvt_store *store, const struct kvt_slot *s)
+{
+    const struct kvt_index_entry *e = kvt_index_at(&store->index, s->entry);
+
+    return !s->had_child && !e->children && !e->freq && e->parent != KVT_INDEX_NONE;
 }
 
 bool kvt_admit_ask(struct kvt_store *store, uint32_t slot)
@@ -115,6 +138,11 @@ bool kvt_admit_ask(struct kvt_store *store, uint32_t slot)
         return true;
     if (cut_off(store, s->entry)) {
         counts->admit_chain++;
+        kvt_write_move(store, slot, KVT_SLOT_WRITE_FILTERED);
+        return false;
+    }
+    if (store->params.admit == KVT_ADMIT_CONTINUED && is_last(store, s)) {
+        counts->admit_last++;
         kvt_write_move(store, slot, KVT_SLOT_WRITE_FILTERED);
         return false;
     }

@@ -45,6 +45,7 @@ static void link_parent(struct chain *chain, uint32_t entry)
     parent = kvt_entry_find(store, &chain->parent);
     if (parent == KVT_INDEX_NONE || !kvt_index_link(&store->index, entry, parent, LINK_STEPS))
         return;
+    kvt_admit_continued(store, parent);
     if (kvt_index_at(&store->index, parent)->slot != KVT_INDEX_NONE)
         kvt_slot_settle(store, kvt_index_at(&store->index, parent)->slot);
 }

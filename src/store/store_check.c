@@ -228,6 +228,8 @@ int kvt_store_check(const struct kvt_store *store, char *why, size_t why_len)
     if (!err)
         err = check_bytes(store, why, why_len);
     if (!err)
+        err = kvt_quota_check(store, why, why_len);
+    if (!err)
         err = check_loads(store, why, why_len);
     if (!err)
         err = check_sums(store, &sums, why, why_len);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "store/store_impl.h"
+#include "store/store_recycle.h"
 
 uint32_t kvt_entry_find(const struct kvt_store *store, const struct kvt_full_key *key)
 {
@@ -32,6 +33,7 @@ uint32_t kvt_entry_get_fp(struct kvt_store *store, uint32_t ns, struct kvt_fp fp
     store->index.ranks[entry] = rank;
     kvt_namespace_at(&store->spaces, ns)->blocks++;
     kvt_ttl_touch(store, entry);
+    kvt_quota_enter(store, entry);
     return entry;
 }
 
@@ -89,6 +91,7 @@ void kvt_entry_settle(struct kvt_store *store, uint32_t entry)
         if (kvt_index_present(e) || e->filling || e->children)
             return;
         kvt_namespace_at(&store->spaces, e->ns)->blocks--;
+        kvt_quota_leave(store, entry);
         kvt_index_remove(&store->index, entry);
         entry = parent;
     }
@@ -129,6 +132,8 @@ void kvt_entry_used(struct kvt_store *store, uint32_t entry)
     const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
 
     kvt_policy_hit(&store->policy, entry);
+    if (e->on_disk)
+        store->index.ticks[entry] = kvt_recycle_tick(&store->disks[e->root]);
     if (e->slot != KVT_INDEX_NONE)
         kvt_slot_leaving(store, e->slot, false);
 }
@@ -214,7 +219,10 @@ bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
     e->next = disk->heads[where.segment] & KVT_INDEX_NONE;
     disk->heads[where.segment] = entry;
     disk->pinned[where.segment] += e->pinned;
-    disk->uses[where.segment].put++;
+    if (!disk->uses[where.segment].put++) {
+        disk->lives++;
+        disk->uses[where.segment].born = kvt_recycle_tick(disk);
+    }
     disk->uses[where.segment].live++;
     count_spare(store, entry, true);
     store->disk_blocks++;
@@ -283,6 +291,8 @@ void kvt_entry_set_pinned(struct kvt_store *store, uint32_t entry, bool pinned)
     if (e->pinned == pinned)
         return;
     e->pinned = pinned;
+    if (!pinned)
+        kvt_ttl_touch(store, entry); /* it begins anew */
     store->pinned_bytes += pinned ? bytes : -(uint64_t)bytes;
     store->pinned_blocks += pinned ? 1 : -(uint64_t)1;
     if (e->on_disk)

@@ -82,7 +82,7 @@ struct kvt_store_segment { /* records of one segment, by what has become of them
     uint32_t put;          /* since its life began */
     uint32_t live;         /* of them, those that the index names */
     uint32_t spare;        /* of these, those whose block is in DRAM, and not about to leave it */
-    uint8_t aged;          /* what was asked for early in its life is forgotten */
+    uint8_t born;          /* tick of the log when its life began, or was renewed */
 };
 
 struct kvt_store_disk { /* one root */
@@ -103,7 +103,7 @@ struct kvt_store_disk { /* one root */
     uint64_t write_rate;  /* bytes a second, as measured; 0: not yet */
     uint32_t batch_bytes; /* most of the next batch, by that */
     bool joining;         /* what it holds is still being taken in (store_join.c) */
-    bool turning;         /* its log has recycled a segment in this life */
+    uint32_t lives;       /* of segments that have begun: the time of the log */
 };
 
 struct kvt_store {
@@ -133,6 +133,7 @@ struct kvt_store {
 
     struct kvt_admission admission;
     struct kvt_store_ttl ttl;
+    struct kvt_store_quota quota;
     struct kvt_slot_list write_queue; /* oldest at the tail */
     struct kvt_store_write *write_free;
     struct kvt_store_write *write_erase; /* landed after their block had gone */

@@ -244,7 +244,9 @@ static int index_room(struct kvt_store *store, const struct kvt_store_joining *j
     int err =
         kvt_index_grow(&store->index, (uint32_t)KVT_MIN(want, (uint64_t)KVT_INDEX_CAPACITY_MAX));
 
-    return err ? err : kvt_ttl_grow(store);
+    if (!err)
+        err = kvt_ttl_grow(store);
+    return err ? err : kvt_quota_grow(store);
 }
 
 int kvt_store_root_join(struct kvt_store *store, struct kvt_store_joining *joining)
@@ -380,6 +382,10 @@ static void join_end(struct kvt_store *store)
         store->off_purge_count = 0;
     store->sweep_on = 1;
     store->activity++;
+    if (kvt_rules_apply_all(store))
+        kvt_log(&store->params.log, KVT_LOG_WARN,
+                "no memory for the limits of namespaces that a root has brought: they hold once "
+                "the namespaces are opened");
     list_free(joining);
     free(joining);
 }

@@ -28,7 +28,9 @@ static int grow_for(struct kvt_store *store, uint32_t record_bytes)
     if (err)
         return err;
     err = kvt_index_grow(&store->index, (uint32_t)KVT_MIN(blocks, KVT_INDEX_CAPACITY_MAX));
-    return err ? err : kvt_ttl_grow(store);
+    if (!err)
+        err = kvt_ttl_grow(store);
+    return err ? err : kvt_quota_grow(store);
 }
 
 int kvt_tables_grow(struct kvt_store *store)
@@ -95,7 +97,9 @@ void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct k
         if (!err)
             err = kvt_ttl_of(store, (uint32_t)number, open->ttl_ns);
         if (!err)
-            kvt_quota_of(store, (uint32_t)number, open->quota_bytes);
+            err = kvt_quota_of(store, (uint32_t)number, open->quota_bytes);
+        if (!err && store->params.ns_rule_count)
+            err = kvt_rules_apply(store, (uint32_t)number);
         number = err ? err : number;
     }
     reply = kvt_reply_begin(store, msg, sizeof(*reply));

@@ -34,8 +34,6 @@ static void evicted(void *ctx, uint32_t segment)
         kvt_entry_settle(store, entry);
     }
     disk->uses[segment].put = 0;
-    disk->uses[segment].aged = 0;
-    disk->turning = true;
 }
 
 /* Writes wait for a segment and none is drained: what the log takes then. */

@@ -8,9 +8,9 @@
  *          newest one instead, and what is in it as not asked for yet.
  *
  * What is moved stays for a whole turn of the log, however long ago it was asked for. So in SWEEP
- * what was asked for in the first fifth of a segment's life only does not count: when a segment has
- * come that far, a hand that goes ahead forgets it (not where a block is held once: what is asked
- * for is in DRAM there).
+ * what was last asked for in the first three tenths of its segment's life does not count (not where
+ * a block is held once: what is asked for is in DRAM there). Time is that of the log, a byte an
+ * entry.
  *
  * Of use is a record that the index names; and, where DRAM and disk hold a block once, only if its
  * block is not in DRAM, or is about to leave it. Copies of others are given up when their segment
@@ -30,9 +30,14 @@
 #define ONCE_PART 16u   /* DRAM is that part of the disk, or more */
 #define RENEW_PART 8u   /* at most one in so many records put there has not been asked for */
 #define RENEWS 16u      /* in a row; then the next one goes, whatever it holds */
-#define EARLY_TENTHS 2u /* of a segment's life: what is asked for then does not count later */
-#define OFTEN 2u        /* asked for so often: it counts nevertheless */
-#define HAND_FROM 8u    /* segments; with fewer, a part of their life is no time at all */
+#define EARLY_TENTHS 3u /* of a segment's life: what is asked for then does not count later */
+#define AGE_MIN 4u      /* ticks; in less, a part of a life is no time at all */
+#define TURN_TICKS 64u
+
+uint8_t kvt_recycle_tick(const struct kvt_store_disk *disk)
+{
+    return (uint8_t)(disk->lives / KVT_MAX(disk->segments / TURN_TICKS, 1u));
+}
 
 bool kvt_recycle_once(const struct kvt_store *store)
 {
@@ -69,6 +74,19 @@ static uint32_t emptiest(const struct kvt_store_disk *disk, bool once)
     return best;
 }
 
+/* It was asked for, and not so long ago that others have waited longer. */
+static bool asked_for(const struct kvt_store_disk *disk, uint32_t entry)
+{
+    const struct kvt_index *index = &disk->store->index;
+    const struct kvt_index_entry *e = kvt_index_at(index, entry);
+    uint8_t born = disk->uses[e->segment].born;
+    unsigned age = (uint8_t)(kvt_recycle_tick(disk) - born);
+    unsigned at = (uint8_t)(index->ticks[entry] - born);
+
+    return e->hit && (age < AGE_MIN || kvt_recycle_once(disk->store) || at > age ||
+                      at * 10 > age * EARLY_TENTHS);
+}
+
 static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)
 {
     uint32_t put = disk->uses[segment].put, used = 0;
@@ -77,45 +95,18 @@ static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)
         return false;
     for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
          i = kvt_index_at(&disk->store->index, i)->next)
-        used += kvt_index_at(&disk->store->index, i)->hit;
+        used += asked_for(disk, i);
     return (uint64_t)(put - used) * RENEW_PART <= put;
-}
-
-/* Of blocks that were asked for less than `often` times in all. */
-static void forget_hits(struct kvt_store_disk *disk, uint32_t segment, unsigned often)
-{
-    for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
-         i = kvt_index_at(&disk->store->index, i)->next)
-        if (kvt_index_at(&disk->store->index, i)->freq < often)
-            kvt_index_at(&disk->store->index, i)->hit = 0;
 }
 
 static void renew(struct kvt_store_disk *disk, uint32_t segment)
 {
-    forget_hits(disk, segment, KVT_INDEX_FREQ_MAX + 1);
-    disk->uses[segment].aged = 0;
+    for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
+         i = kvt_index_at(&disk->store->index, i)->next)
+        kvt_index_at(&disk->store->index, i)->hit = 0;
+    disk->uses[segment].born = kvt_recycle_tick(disk);
     kvt_l2_renew(disk->l2, segment);
     disk->store->counts.renewed++;
-}
-
-/* Segments that have just left the young end of the log. */
-static void hand(struct kvt_store_disk *disk)
-{
-    uint32_t count = 0, place = 0, i = KVT_L2_SEGMENT_NONE;
-
-    while ((i = kvt_l2_recyclable(disk->l2, i)) != KVT_L2_SEGMENT_NONE)
-        count++;
-    if (count < HAND_FROM)
-        return;
-    for (i = kvt_l2_recyclable(disk->l2, KVT_L2_SEGMENT_NONE);
-         i != KVT_L2_SEGMENT_NONE && place < count - count * EARLY_TENTHS / 10;
-         i = kvt_l2_recyclable(disk->l2, i), place++) {
-        if (disk->uses[i].aged)
-            continue;
-        disk->uses[i].aged = 1;
-        if (disk->turning) /* before, it may have come here long ago */
-            forget_hits(disk, i, OFTEN);
-    }
 }
 
 uint32_t kvt_recycle_emptiest(const struct kvt_store_disk *disk)
@@ -125,8 +116,6 @@ uint32_t kvt_recycle_emptiest(const struct kvt_store_disk *disk)
 
 bool kvt_recycle_choose(struct kvt_store_disk *disk, struct kvt_recycle *out)
 {
-    if (!kvt_recycle_once(disk->store))
-        hand(disk);
     out->segment = kvt_recycle_emptiest(disk);
     out->clean = out->segment != KVT_L2_SEGMENT_NONE;
     for (uint32_t i = 0; !out->clean; i++) {
@@ -165,5 +154,5 @@ bool kvt_recycle_keeps(const struct kvt_store_disk *disk, const struct kvt_recyc
 
     if (e->older)
         return false; /* a newer record is on its way */
-    return recycle->clean || e->hit;
+    return recycle->clean || asked_for(disk, entry);
 }

@@ -17,6 +17,8 @@ struct kvt_recycle {
     uint32_t segment;
     bool clean; /* enough of it is of no use: the rest is kept whole; else what was asked for is */
 };
+/* The time of a root's log, in 64ths of a turn or single segments, modulo 256. */
+uint8_t kvt_recycle_tick(const struct kvt_store_disk *disk);
 /* Whether DRAM and disk hold a block once: then copies of what stays in DRAM are given up. */
 bool kvt_recycle_once(const struct kvt_store *store);
 /* The segment of which least is of use, if that is little: else KVT_L2_SEGMENT_NONE. */

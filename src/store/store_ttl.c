@@ -240,13 +240,40 @@ static void stop(struct kvt_store *store, struct kvt_ttl_clock *clock)
     plan_pass(&store->ttl);
 }
 
+static void say(struct kvt_store *store, uint32_t ns, int64_t ttl_ns)
+{
+    uint32_t at = ns;
+
+    do {
+        kvt_namespace_at(&store->spaces, at)->ttl_ns = ttl_ns;
+        at = kvt_namespace_at(&store->spaces, at)->next_group;
+    } while (at != ns);
+}
+
 int kvt_ttl_of(struct kvt_store *store, uint32_t ns, int64_t ttl_ns)
 {
-    struct kvt_namespace *space = kvt_namespace_at(&store->spaces, ns);
+    int64_t before = kvt_namespace_at(&store->spaces, ns)->ttl_ns;
+    int err;
+
+    if (!ttl_ns)
+        return 0;
+    say(store, ns, ttl_ns == INT64_MAX ? 0 : ttl_ns);
+    err = kvt_ttl_apply(store, ns);
+    if (err)
+        say(store, ns, before);
+    return err;
+}
+
+int kvt_ttl_apply(struct kvt_store *store, uint32_t ns)
+{
+    const struct kvt_namespace *space = kvt_namespace_at(&store->spaces, ns);
+    int64_t ttl_ns = space->ttl_ns ? space->ttl_ns : INT64_MAX;
     struct kvt_ttl_clock *clock = space->ttl;
     int err;
 
-    if (!ttl_ns || (clock && clock->ttl_ns == ttl_ns))
+    if (space->rule_ttl_ns)
+        ttl_ns = KVT_MIN(ttl_ns, space->rule_ttl_ns);
+    if (clock && clock->ttl_ns == ttl_ns)
         return 0;
     if (ttl_ns == INT64_MAX || (store->ttl.store.unit_ns && ttl_ns >= store->ttl.store.ttl_ns)) {
         if (clock) {

@@ -5,6 +5,7 @@
 #define KVT_STORE_STORE_TTL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "kvtier/layout.h"
@@ -39,6 +40,16 @@ struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
     struct kvt_ttl_clock *own;  /* those that have */
 };
 
+struct kvt_quota_link { /* of an entry, in the ring of its namespace */
+    uint32_t after, before;
+};
+
+struct kvt_store_quota { /* store_quota.c; links NULL: nobody has a quota */
+    struct kvt_quota_link *links;
+    uint32_t capacity;
+    bool said; /* a namespace has had one of its own */
+};
+
 /* ---- store_ttl.c: time to live */
 __attribute__((warn_unused_result)) int kvt_ttl_init(struct kvt_store *store);
 void kvt_ttl_destroy(struct kvt_store *store);
@@ -53,6 +64,8 @@ uint32_t kvt_ttl_alive(struct kvt_store *store, uint32_t entry);
  * that. 0, -ENOMEM. */
 __attribute__((warn_unused_result)) int kvt_ttl_of(struct kvt_store *store, uint32_t ns,
                                                    int64_t ttl_ns);
+/* What programs and the operator say of a namespace holds from now on. 0, -ENOMEM. */
+__attribute__((warn_unused_result)) int kvt_ttl_apply(struct kvt_store *store, uint32_t ns);
 /* Time passes: before each message and in each run. Returns the next time to run. */
 int64_t kvt_ttl_run(struct kvt_store *store);
 void kvt_ttl_tick(struct kvt_store *store);
@@ -60,8 +73,21 @@ void kvt_ttl_tick(struct kvt_store *store);
 bool kvt_ttl_owes(const struct kvt_store *store);
 
 /* ---- store_quota.c: bytes of a namespace */
-/* What a namespace says of itself: 0 nothing, INT64_MAX that the store's holds. */
-void kvt_quota_of(struct kvt_store *store, uint32_t ns, uint64_t bytes);
+/* What a namespace says of itself: 0 nothing, INT64_MAX that the others hold. 0, -ENOMEM. */
+__attribute__((warn_unused_result)) int kvt_quota_of(struct kvt_store *store, uint32_t ns,
+                                                     uint64_t bytes);
+/* What the operator says of a namespace, quota and time to live; of all that are known. A label is
+ * looked at once the namespace has been opened. 0, -ENOMEM. */
+__attribute__((warn_unused_result)) int kvt_rules_apply(struct kvt_store *store, uint32_t ns);
+__attribute__((warn_unused_result)) int kvt_rules_apply_all(struct kvt_store *store);
+void kvt_quota_destroy(struct kvt_store *store);
+/* As many links as the index has entries. */
+__attribute__((warn_unused_result)) int kvt_quota_grow(struct kvt_store *store);
+/* An entry has come, with its namespace; is about to be removed. */
+void kvt_quota_enter(struct kvt_store *store, uint32_t entry);
+void kvt_quota_leave(struct kvt_store *store, uint32_t entry);
+__attribute__((warn_unused_result)) int kvt_quota_check(const struct kvt_store *store, char *why,
+                                                        size_t why_len);
 /* Make room for a record in its namespace, by giving up others of it; keep: not this entry. */
 bool kvt_quota_room(struct kvt_store *store, uint32_t ns, uint32_t bytes, uint32_t keep);
 

@@ -86,6 +86,8 @@ void kvt_admit_use(struct kvt_store *store, uint32_t entry);
 void kvt_admit_first(struct kvt_store *store, uint32_t slot);
 /* May an unsaved block be written? false: it is FILTERED now, and counted. */
 bool kvt_admit_ask(struct kvt_store *store, uint32_t slot);
+/* The entry has a child now: it is the last of its prompt no longer. */
+void kvt_admit_continued(struct kvt_store *store, uint32_t entry);
 /* What the roots have written since. */
 void kvt_admit_run(struct kvt_store *store);
 

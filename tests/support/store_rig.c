@@ -69,6 +69,8 @@ static int start(struct rig *rig)
         .write = o->write,
         .ttl_ns = o->ttl_ns,
         .ns_bytes_max = o->ns_bytes_max,
+        .ns_rules = o->ns_rules,
+        .ns_rule_count = o->ns_rule_count,
         .admit = o->admit,
         .admit_permille = o->admit_permille,
         .roots_pending = o->roots_pending,
@@ -334,6 +336,8 @@ int rig_try_ns(struct rig *rig, uint8_t name, const uint32_t pages[7], uint32_t 
     msg->group = rig->group;
     msg->quota_bytes = rig->ns_quota;
     msg->ttl_ns = rig->ns_ttl_ns;
+    if (rig->label)
+        snprintf(msg->label, sizeof(msg->label), "%s", rig->label);
     for (int map = 1; map <= 6; map++)
         msg->record_bytes[map] = pages[map] * 4096;
     rig_forget_replies(rig);

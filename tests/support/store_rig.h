@@ -32,6 +32,8 @@ struct rig_options {
     int write; /* enum kvt_write: the store's own policy */
     int64_t ttl_ns;
     uint64_t ns_bytes_max;
+    const struct kvt_ns_rule *ns_rules; /* the test's */
+    uint32_t ns_rule_count;
     int admit; /* enum kvt_admit */
     uint32_t admit_permille;
     uint64_t write_bytes_day; /* of each root */
@@ -61,7 +63,8 @@ struct rig {
     uint16_t group; /* of the namespaces that are opened and the keys that are named from now on */
     uint64_t ns_quota; /* what namespaces that are opened from now on say of themselves */
     int64_t ns_ttl_ns;
-    bool held_io; /* completions are held back: settle() does not wait for them */
+    const char *label; /* of namespaces that are opened from now on; NULL: none */
+    bool held_io;      /* completions are held back: settle() does not wait for them */
     /* Takes a grant out of the replies: true when it is the test's own business. */
     bool (*on_grant)(void *ctx, uint32_t client, const struct kvt_msg_grant *grant);
     void *on_grant_ctx;

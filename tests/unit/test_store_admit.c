@@ -111,6 +111,53 @@ static void test_c65_second_use_filters_the_first(void **state)
     rig_close(&rig);
 }
 
+/* Continued: all but the last block of a prompt, which follows when something continues it, or when
+ * it is asked for. A flush does not wait for it, and it is no loss. */
+static void test_the_last_block_waits(void **state)
+{
+    struct rig_options o = options(KVT_ADMIT_CONTINUED, KVT_WRITE_THROUGH);
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(put(1, 8), 8);
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_int_equal(written(), 7);
+    assert_true(rig_stats(&rig).admit_last >= 1);
+    assert_int_equal(put(101, 1), 1); /* a prompt of one block: nothing is before it */
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_int_equal(written(), 8);
+    uint64_t more[] = {9, 10, 11};
+    assert_int_equal(rig_put(&rig, ns, more, 3, 8, KV4, false, NULL), 3); /* it goes on */
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_int_equal(written(), 11);  /* 8, 9, 10 */
+    assert_int_equal(get(1, 11), 11); /* the last one was asked for */
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_int_equal(written(), 12);
+    rig_crash(&rig);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(get(1, 11), 11);
+    rig_close(&rig);
+}
+
+/* Evicted before anything came of it: gone, counted, and no chain has a hole. */
+static void test_a_last_block_may_go_unwritten(void **state)
+{
+    struct rig_options o = options(KVT_ADMIT_CONTINUED, KVT_WRITE_EVICT);
+
+    (void)state;
+    begin(&o);
+    for (uint64_t i = 0; i < 60; i++)
+        assert_int_equal(put(1 + 100 * i, 8), 8);
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_true(rig_stats(&rig).admit_gone >= 40);
+    assert_int_equal(rig_stats(&rig).lost_deferred, 0);
+    rig_crash(&rig);
+    ns = rig_ns(&rig, 1, pages);
+    for (uint64_t i = 0; i < 60; i++)
+        assert_int_equal(get(1 + 100 * i, 8), 7);
+    rig_close(&rig);
+}
+
 /* With write-through it goes out the moment it is used again, by a load as by a store. */
 static void test_second_use_through(void **state)
 {
@@ -307,6 +354,8 @@ int main(void)
         cmocka_unit_test(test_c65_all_writes_the_first_put),
         cmocka_unit_test(test_c65_second_use_filters_the_first),
         cmocka_unit_test(test_second_use_through),
+        cmocka_unit_test(test_the_last_block_waits),
+        cmocka_unit_test(test_a_last_block_may_go_unwritten),
         cmocka_unit_test(test_filtered_without_dram),
         cmocka_unit_test(test_a_budget_holds),
         cmocka_unit_test(test_value_takes_what_comes_back),
