@@ -75,7 +75,7 @@ def pack_prefix(prefix):
             f"Version: {pkg_config('--modversion', package)}\n"
             f"Cflags: -I${{prefix}}/include\nLibs: -L${{prefix}}/lib -l{library}\n")
     include = pathlib.Path("/usr/include")
-    for name in ("xxhash.h", "xxh3.h", "jansson.h", "liburing.h", "openssl", "liburing"):
+    for name in ("xxhash.h", "xxh3.h", "jansson.h", "jansson_config.h", "liburing.h", "openssl", "liburing"):
         if (include / name).is_dir():
             shutil.copytree(include / name, prefix / "include" / name, dirs_exist_ok=True)
         elif (include / name).exists():
