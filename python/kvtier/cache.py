@@ -182,17 +182,20 @@ class Cache:
         other threads have returned; later ones are refused by ClosedError. Twice is allowed."""
         with self._lock:
             handle, self._handle = self._handle, None
-            if handle is None:
-                return
-            for pool in self._living():
-                for request in list(pool._requests) if isinstance(pool, Pool) else ():
-                    self._lib.raw.kvt_req_cancel(request)  # whoever waits is about to be told
+        if handle is None:
+            return
         _open_caches.discard(self)
-        self._lib.end()
+        self._lib.end(self._cancel_all)
         for child in self._living():
             child._forget()
         self._orphans.clear()
         self._lib.raw.kvt_close(handle)
+
+    def _cancel_all(self) -> None:
+        with self._lock:
+            for pool in self._living():
+                for request in list(pool._requests) if isinstance(pool, Pool) else ():
+                    self._lib.raw.kvt_req_cancel(request)
 
     def _living(self) -> list[_Child]:
         while True:

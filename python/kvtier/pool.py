@@ -82,10 +82,12 @@ class Calls:
         setattr(self, name, call)
         return call
 
-    def end(self) -> None:
-        """Refuse calls from now on, and wait for those of other threads of this process."""
+    def end(self, cancel: Callable[[], None]) -> None:
+        """Refuse calls from now on, and wait for those of other threads of this process. cancel():
+        ends what they may wait for; again and again, since one may have begun to just now."""
         self._ended, me = True, threading.get_ident()
         while os.getpid() == self._pid and any(mark[0] != me for mark in list(self._under_way)):
+            cancel()
             time.sleep(0.001)
 
 
