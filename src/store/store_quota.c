@@ -21,7 +21,6 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/store_impl.h"
-#include "store/store_recycle.h"
 
 #define LOOK_MAX 16384u /* entries looked at for one record */
 #define NOBODY UINT32_MAX
@@ -135,12 +134,8 @@ static void give_up(struct kvt_store *store, uint32_t entry)
         lead->quota_climb = e->parent;
     if (e->slot != KVT_INDEX_NONE)
         kvt_entry_drop_slot(store, entry, true);
-    if (e->on_disk) {
-        struct kvt_l2_where where = {.segment = e->segment, .page = e->page};
-
-        kvt_drain_purged(&store->disks[e->root], where);
+    if (e->on_disk) /* its bytes stay: after a restart the record may be found again */
         kvt_entry_clear_disk(store, entry);
-    }
     kvt_entry_settle(store, entry);
 }
 

@@ -38,7 +38,8 @@ void kvt_drain_destroy(struct kvt_store_disk *disk);
 __attribute__((warn_unused_result)) int kvt_drains_grow(struct kvt_store *store,
                                                         uint32_t record_bytes);
 void kvt_drains_run(struct kvt_store *store);
-/* The log takes the segment; the record there is purged. */
+/* The log takes the segment; the record there is purged: by a purge that is in the journal, since
+ * the bytes of what has been moved meanwhile are overwritten. */
 void kvt_drain_lost(struct kvt_store_disk *disk, uint32_t segment);
 void kvt_drain_purged(struct kvt_store_disk *disk, struct kvt_l2_where where);
 

@@ -22,7 +22,6 @@
 #include "base/checked.h"
 #include "kvtier/error.h"
 #include "store/store_impl.h"
-#include "store/store_recycle.h"
 
 #define PASS_TICKS (KVT_TTL_TICKS / 16u)
 
@@ -179,12 +178,8 @@ static void expire(struct kvt_store *store, uint32_t entry, struct kvt_ttl_clock
     store->ttl.owes = true;
     if (e->slot != KVT_INDEX_NONE)
         kvt_entry_drop_slot(store, entry, false);
-    if (e->on_disk) {
-        struct kvt_l2_where where = {.segment = e->segment, .page = e->page};
-
-        kvt_drain_purged(&store->disks[e->root], where);
+    if (e->on_disk) /* its bytes stay: after a restart the record may be found again */
         kvt_entry_clear_disk(store, entry);
-    }
     kvt_entry_settle(store, entry);
 }
 

@@ -344,6 +344,59 @@ static void test_beside_purges_and_replacements(void **state)
     rig_close(&rig);
 }
 
+/* What a quota gives up while it is being moved is no purge: no journal tells of it, so its bytes
+ * stay, and what a restart finds of it is whole. */
+static void test_beside_a_quota(void **state)
+{
+    struct rig_options o = options();
+    struct kvt_rng rng = {test_seed()};
+    uint64_t moved = 0, given_up = 0, back = 0;
+    uint32_t other;
+
+    (void)state;
+    o.disk_cap_bytes = 8u << 20;
+    begin(&o);
+    rig.ns_quota = 20 * PAGES * 4096; /* of 64 blocks */
+    ns = rig_ns(&rig, 1, pages);
+    rig.ns_quota = 0;
+    other = rig_ns(&rig, 2, pages);
+    for (int round = 1; round <= 1000; round++) {
+        rig_hold(&rig, true); /* the move of a segment waits for the drive at any of its steps */
+        for (int i = 0; i < 8; i++, next_cold++) {
+            uint64_t n = 1 + kvt_rng_below(&rng, 64);
+
+            (void)rig_put(&rig, other, &next_cold, 1, 0, KV4, true, NULL);
+            (void)rig_put(&rig, ns, &n, 1, 0, KV4, true, NULL);
+            n = 1 + kvt_rng_below(&rng, 64);
+            (void)rig_keys(&rig, KVT_OP_TOUCH, ns, &n, 1);
+            rig_release_io(&rig, kvt_rng_below(&rng, 3), false);
+        }
+        rig_hold(&rig, false);
+        if (round % 3)
+            continue;
+        moved += rig_stats(&rig).reinserted;
+        given_up += rig_stats(&rig).quota_evicted;
+        rig_crash(&rig);
+        rig.ns_quota = 64 * PAGES * 4096; /* room for all of them, while they are looked at */
+        ns = rig_ns(&rig, 1, pages);
+        for (uint64_t n = 1; n <= 64; n++)
+            if (lookup_chain(n, 1) == 1) {
+                assert_int_equal(get_chain(n, 1), 1);
+                back++;
+            }
+        assert_int_equal(rig_stats(&rig).checksum_fail, 0);
+        rig.ns_quota = 20 * PAGES * 4096;
+        ns = rig_ns(&rig, 1, pages);
+        rig.ns_quota = 0;
+        other = rig_ns(&rig, 2, pages);
+    }
+    rig_hold(&rig, false);
+    printf("           %llu moved, %llu given up, %llu found by restarts\n",
+           (unsigned long long)moved, (unsigned long long)given_up, (unsigned long long)back);
+    assert_true(moved > 0 && given_up > 0 && back > 0);
+    rig_close(&rig);
+}
+
 /* Errors of the drive while records are moved: a miss or the exact bytes, and the log goes on. */
 static void test_a_bad_drive_costs_the_move(void **state)
 {
@@ -435,6 +488,7 @@ int main(void)
         cmocka_unit_test(test_unreachable_ends_are_dropped),
         cmocka_unit_test(test_pinned_segments_are_skipped),
         cmocka_unit_test(test_beside_purges_and_replacements),
+        cmocka_unit_test(test_beside_a_quota),
         cmocka_unit_test(test_a_bad_drive_costs_the_move),
         cmocka_unit_test(test_full_file_system_keeps_what_is_used),
     };
