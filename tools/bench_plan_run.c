@@ -200,7 +200,7 @@ static int by_value(const void *a, const void *b)
 /* Of pairs that ran next to each other. */
 static double median_ratio(const struct sample *of, const struct sample *to, int64_t n)
 {
-    double ratios[BENCH_PLAN_REPS_MAX];
+    double ratios[BENCH_PLAN_REPS_MAX] = {0};
     for (int64_t i = 0; i < n; i++)
         ratios[i] = of[i].seconds / to[i].seconds;
     qsort(ratios, (size_t)n, sizeof(ratios[0]), by_value);

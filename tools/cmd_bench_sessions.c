@@ -246,12 +246,12 @@ static uint64_t stat_of(struct bench_talks *t, const char *name)
 static int compute(struct bench_talks *t, double seconds)
 {
     double now = gpu_bench_now(), until = now + seconds, quiet = now;
-    uint64_t written = stat_of(t, "disk.written_bytes"), before = written;
+    uint64_t written = stat_of(t, "disk.written_bytes");
     struct timespec pause = {.tv_nsec = 1000000};
     long left = 0;
     while ((now = gpu_bench_now()) < until && left >= 0 && !over(t)) {
         left = kvt_session_mgr_work(t->mgr, 0);
-        before = written;
+        const uint64_t before = written;
         written = stat_of(t, "disk.written_bytes");
         if (left > 0 || written != before || stat_of(t, "disk.queue_bytes") > 0)
             quiet = now;

@@ -72,7 +72,6 @@ void kvt_index_destroy(struct kvt_index *index)
 {
     free(index->entries);
     free(index->ranks);
-    free(index->ticks);
     free(index->table);
     memset(index, 0, sizeof(*index));
 }
@@ -91,7 +90,7 @@ int kvt_index_grow(struct kvt_index *index, uint32_t capacity)
 {
     struct kvt_index_entry *entries;
     uint32_t *table;
-    uint8_t *ranks, *ticks;
+    uint8_t *ranks;
 
     if (capacity <= index->capacity)
         return 0;
@@ -106,12 +105,6 @@ int kvt_index_grow(struct kvt_index *index, uint32_t capacity)
         return -ENOMEM;
     }
     index->ranks = ranks; /* more of it than entries does no harm */
-    ticks = realloc(index->ticks, capacity);
-    if (!ticks) {
-        free(table);
-        return -ENOMEM;
-    }
-    index->ticks = ticks;
     entries = realloc(index->entries, (size_t)capacity * sizeof(*entries));
     if (!entries) {
         free(table);
@@ -205,7 +198,7 @@ uint32_t kvt_index_insert(struct kvt_index *index, struct kvt_fp fp)
     e->slot = KVT_INDEX_NONE;
     e->next = KVT_INDEX_NONE;
     e->used = 1;
-    index->ranks[entry] = index->ticks[entry] = 0;
+    index->ranks[entry] = 0;
     index->used++;
     place(index, entry);
     return entry;
@@ -316,7 +309,7 @@ void kvt_index_set_filling(struct kvt_index *index, uint32_t entry, uint32_t fil
 uint64_t kvt_index_bytes(const struct kvt_index *index)
 {
     return (uint64_t)index->touched *
-               (sizeof(*index->entries) + sizeof(*index->ranks) + sizeof(*index->ticks)) +
+               (sizeof(*index->entries) + sizeof(*index->ranks)) +
            (uint64_t)index->cells * sizeof(*index->table);
 }
 

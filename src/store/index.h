@@ -1,6 +1,6 @@
 /* Index: which blocks exist, where they are, and who their parent is. One entry of 40 bytes per
- * block, two bytes beside it, and 4 bytes per cell of an open-addressing table that is three
- * quarters full at most: 47.4 bytes a block.
+ * block, one byte beside it, and 4 bytes per cell of an open-addressing table that is three
+ * quarters full at most: 46.4 bytes a block.
  *
  * Rules
  *  1. A block is named by a keyed 16-byte fingerprint of its 56-byte full key. The seed is secret,
@@ -71,7 +71,6 @@ enum kvt_index_collide {
 struct kvt_index {
     struct kvt_index_entry *entries;
     uint8_t *ranks;       /* by entry: shard of its key, for kvt_handle_usage() */
-    uint8_t *ticks;       /* by entry: of its root's log, when it was last asked for */
     uint32_t *table;      /* 0 empty, else tag bits | (entry + 1) */
     uint32_t capacity;    /* entries */
     uint32_t cells;       /* of the table */

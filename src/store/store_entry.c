@@ -129,11 +129,12 @@ void kvt_slot_leaving(struct kvt_store *store, uint32_t slot, bool leaving)
 
 void kvt_entry_used(struct kvt_store *store, uint32_t entry)
 {
-    const struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    struct kvt_index_entry *e = kvt_index_at(&store->index, entry);
+    bool before = e->hit;
 
     kvt_policy_hit(&store->policy, entry);
-    if (e->on_disk)
-        store->index.ticks[entry] = kvt_recycle_tick(&store->disks[e->root]);
+    if (e->hit && !before)
+        e->hit = kvt_recycle_late(&store->disks[e->root], e->segment);
     if (e->slot != KVT_INDEX_NONE)
         kvt_slot_leaving(store, e->slot, false);
 }
@@ -221,6 +222,7 @@ bool kvt_entry_set_disk(struct kvt_store *store, uint32_t entry, uint32_t root,
     disk->pinned[where.segment] += e->pinned;
     if (!disk->uses[where.segment].put++) {
         disk->lives++;
+        disk->filled++;
         disk->uses[where.segment].born = kvt_recycle_tick(disk);
     }
     disk->uses[where.segment].live++;

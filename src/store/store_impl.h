@@ -104,6 +104,7 @@ struct kvt_store_disk { /* one root */
     uint32_t batch_bytes; /* most of the next batch, by that */
     bool joining;         /* what it holds is still being taken in (store_join.c) */
     uint32_t lives;       /* of segments that have begun: the time of the log */
+    uint32_t filled;      /* segments with records: as many lives are a turn */
 };
 
 struct kvt_store {

@@ -33,6 +33,7 @@ static void evicted(void *ctx, uint32_t segment)
         kvt_entry_give_up(store, entry);
         kvt_entry_settle(store, entry);
     }
+    disk->filled -= disk->uses[segment].put != 0;
     disk->uses[segment].put = 0;
 }
 

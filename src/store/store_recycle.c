@@ -8,9 +8,8 @@
  *          newest one instead, and what is in it as not asked for yet.
  *
  * What is moved stays for a whole turn of the log, however long ago it was asked for. So in SWEEP
- * what was last asked for in the first three tenths of its segment's life does not count (not where
- * a block is held once: what is asked for is in DRAM there). Time is that of the log, a byte an
- * entry.
+ * what is asked for in the first three tenths of a turn after its segment was begun does not count
+ * (not where a block is held once: what is asked for is in DRAM there). Time is that of the log.
  *
  * Of use is a record that the index names; and, where DRAM and disk hold a block once, only if its
  * block is not in DRAM, or is about to leave it. Copies of others are given up when their segment
@@ -25,13 +24,14 @@
 #include "base/checked.h"
 #include "store/store_impl.h"
 
-#define CLEAN_WON 2u    /* one in so many of its records, or more, is of no use; ... */
-#define ONCE_WON 8u     /* ... where DRAM and disk hold a block once */
-#define ONCE_PART 16u   /* DRAM is that part of the disk, or more */
-#define RENEW_PART 8u   /* at most one in so many records put there has not been asked for */
-#define RENEWS 16u      /* in a row; then the next one goes, whatever it holds */
-#define EARLY_TENTHS 3u /* of a segment's life: what is asked for then does not count later */
-#define AGE_MIN 4u      /* ticks; in less, a part of a life is no time at all */
+#define CLEAN_WON 2u  /* one in so many of its records, or more, is of no use; ... */
+#define ONCE_WON 8u   /* ... where DRAM and disk hold a block once */
+#define ONCE_PART 16u /* DRAM is that part of the disk, or more */
+#define RENEW_PART 8u /* at most one in so many records put there has not been asked for */
+#define RENEWS 16u    /* in a row; then the next one goes, whatever it holds */
+#define EARLY_TENTHS \
+    3u              /* of a turn after a segment's birth: what is asked for then does not count */
+#define TURN_MIN 4u /* ticks; in less, a part of a life is no time at all */
 #define TURN_TICKS 64u
 
 uint8_t kvt_recycle_tick(const struct kvt_store_disk *disk)
@@ -74,17 +74,17 @@ static uint32_t emptiest(const struct kvt_store_disk *disk, bool once)
     return best;
 }
 
-/* It was asked for, and not so long ago that others have waited longer. */
+bool kvt_recycle_late(const struct kvt_store_disk *disk, uint32_t segment)
+{
+    const unsigned turn = disk->filled / KVT_MAX(disk->segments / TURN_TICKS, 1u);
+    const unsigned age = (uint8_t)(kvt_recycle_tick(disk) - disk->uses[segment].born);
+
+    return turn < TURN_MIN || age * 10 > turn * EARLY_TENTHS || kvt_recycle_once(disk->store);
+}
+
 static bool asked_for(const struct kvt_store_disk *disk, uint32_t entry)
 {
-    const struct kvt_index *index = &disk->store->index;
-    const struct kvt_index_entry *e = kvt_index_at(index, entry);
-    uint8_t born = disk->uses[e->segment].born;
-    unsigned age = (uint8_t)(kvt_recycle_tick(disk) - born);
-    unsigned at = (uint8_t)(index->ticks[entry] - born);
-
-    return e->hit && (age < AGE_MIN || kvt_recycle_once(disk->store) || at > age ||
-                      at * 10 > age * EARLY_TENTHS);
+    return kvt_index_at(&disk->store->index, entry)->hit;
 }
 
 static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)

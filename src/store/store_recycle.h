@@ -19,6 +19,8 @@ struct kvt_recycle {
 };
 /* The time of a root's log, in 64ths of a turn or single segments, modulo 256. */
 uint8_t kvt_recycle_tick(const struct kvt_store_disk *disk);
+/* Whether what is asked for now in the segment counts when its turn comes. */
+bool kvt_recycle_late(const struct kvt_store_disk *disk, uint32_t segment);
 /* Whether DRAM and disk hold a block once: then copies of what stays in DRAM are given up. */
 bool kvt_recycle_once(const struct kvt_store *store);
 /* The segment of which least is of use, if that is little: else KVT_L2_SEGMENT_NONE. */
