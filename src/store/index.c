@@ -308,8 +308,7 @@ void kvt_index_set_filling(struct kvt_index *index, uint32_t entry, uint32_t fil
 
 uint64_t kvt_index_bytes(const struct kvt_index *index)
 {
-    return (uint64_t)index->touched *
-               (sizeof(*index->entries) + sizeof(*index->ranks)) +
+    return (uint64_t)index->touched * (sizeof(*index->entries) + sizeof(*index->ranks)) +
            (uint64_t)index->cells * sizeof(*index->table);
 }
 
