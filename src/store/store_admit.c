@@ -141,7 +141,9 @@ bool kvt_admit_ask(struct kvt_store *store, uint32_t slot)
         kvt_write_move(store, slot, KVT_SLOT_WRITE_FILTERED);
         return false;
     }
-    if (store->params.admit == KVT_ADMIT_CONTINUED && is_last(store, s)) {
+    /* until something on disk has had to go, a write takes nothing's place */
+    if (store->params.admit == KVT_ADMIT_CONTINUED && store->counts.evict_disk_segments > 0 &&
+        is_last(store, s)) {
         counts->admit_last++;
         kvt_write_move(store, slot, KVT_SLOT_WRITE_FILTERED);
         return false;
