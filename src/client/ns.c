@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,8 @@
 #include "client/misuse.h"
 #include "kvtier/codec.h"
 #include "kvtier/key.h"
+
+#define REFUSAL_BYTES 320u /* of a sentence */
 
 bool kvt_keys_ok(const struct kvt_ns *ns, const struct kvt_key *keys, size_t n, bool one_group)
 {
@@ -87,16 +90,41 @@ void kvt_ns_message(const struct kvt_ns *ns, uint32_t i, struct kvt_msg_ns_open 
             group->uniform[level] != NULL ? group->uniform[level]->record_bytes : 0;
 }
 
+/* Why a group was refused, for people; "" where the code says enough. */
+static void refusal(const struct kvt_ns *ns, uint32_t i, int rc, char why[REFUSAL_BYTES])
+{
+    const struct kvt_shape_group *group = &ns->shape->groups[i];
+    if (group->uniform[KVT_LEVEL_RAW] == NULL)
+        (void)snprintf(why, REFUSAL_BYTES,
+                       "a block of group %u, raw, is longer than any record may be: fewer "
+                       "block_tokens",
+                       (unsigned)group->group);
+    else if (rc == KVT_E_TOO_SMALL)
+        (void)snprintf(why, REFUSAL_BYTES,
+                       "records of %" PRIu32 " bytes (group %u, raw) do not fit into DRAM, the "
+                       "staging memory, or a segment of a root: give dram, staging or disk more. A "
+                       "root keeps the segments that it was made with: a larger cap needs another "
+                       "directory",
+                       group->uniform[KVT_LEVEL_RAW]->record_bytes, (unsigned)group->group);
+    else if (rc == KVT_E_LIMIT)
+        (void)snprintf(why, REFUSAL_BYTES,
+                       "the store has had as many namespaces as it can have since it was opened "
+                       "(4,096 of models, layouts, groups and salts): open it anew, or restart its "
+                       "kvtierd");
+}
+
 /* Every group has a handle of its own. */
-static int groups_open(struct kvt_ns *ns)
+static int groups_open(struct kvt_ns *ns, char why[REFUSAL_BYTES])
 {
     int rc = 0;
     for (uint32_t i = 0; i < ns->shape->group_count && rc == 0; i++) {
         struct kvt_msg_ns_open msg;
-        if (ns->shape->groups[i].uniform[KVT_LEVEL_RAW] == NULL)
-            return KVT_E_LIMIT; /* a raw record would be larger than any record may be */
         kvt_ns_message(ns, i, &msg);
-        rc = kvt_call_ns_open(ns->cache, &msg, &ns->groups[i].handle);
+        rc = ns->shape->groups[i].uniform[KVT_LEVEL_RAW] == NULL
+                 ? KVT_E_LIMIT /* a raw record would be larger than any record may be */
+                 : kvt_call_ns_open(ns->cache, &msg, &ns->groups[i].handle);
+        if (rc != 0)
+            refusal(ns, i, rc, why);
     }
     return rc;
 }
@@ -112,7 +140,8 @@ void kvt_ns_free(struct kvt_ns *ns)
 }
 
 static int ns_register(struct kvt_cache *cache, const struct kvt_layout *layout,
-                       const struct kvt_msg_ns_open *msg, struct kvt_ns **out)
+                       const struct kvt_msg_ns_open *msg, struct kvt_ns **out,
+                       char why[REFUSAL_BYTES])
 {
     int rc = kvt_cache_enter(cache);
     if (rc != 0)
@@ -134,7 +163,7 @@ static int ns_register(struct kvt_cache *cache, const struct kvt_layout *layout,
     if (rc == 0) {
         /* On the list before it is open: a connection that comes meanwhile opens it too. */
         TAILQ_INSERT_TAIL(&cache->namespaces, ns, list);
-        rc = groups_open(ns);
+        rc = groups_open(ns, why);
         if (rc != 0)
             TAILQ_REMOVE(&cache->namespaces, ns, list);
     }
@@ -163,12 +192,10 @@ int kvt_ns_open(struct kvt_cache *cache, const struct kvt_identity *identity,
         return rc;
     }
     make_label(identity->model, msg.label, sizeof(msg.label));
-    rc = ns_register(cache, layout, &msg, out);
-    if (rc == KVT_E_LIMIT)
-        kvt_misuse_say(cache, KVT_LOG_WARN, "kvt_ns_open",
-                       "the store has had as many namespaces as it can have since it was opened "
-                       "(4,096 of models, layouts, groups and salts): open it anew, or restart its "
-                       "kvtierd");
+    char why[REFUSAL_BYTES] = "";
+    rc = ns_register(cache, layout, &msg, out, why);
+    if (why[0] != '\0')
+        kvt_misuse_say(cache, KVT_LOG_WARN, "kvt_ns_open", "%s", why);
     if (rc == 0)
         kvt_choice_recall(*out);
     return rc;

@@ -150,6 +150,21 @@ static void more_namespaces_than_a_store_takes_are_told(void **state)
     assert_int_equal(rig_store(&rig, 1, 4, 0, NULL), 4);
 }
 
+/* A root's segments are as long as they were made: what does not fit is told with its length. */
+static void records_that_fit_nowhere_are_told(void **state)
+{
+    struct setup s = good();
+
+    (void)state;
+    s.layout.block_tokens = 4096; /* of a store of a few MiB */
+    for (size_t i = 0; i < 2; i++) {
+        s.parts[i].heads = 64;
+        s.parts[i].head_dim = 128;
+    }
+    assert_int_equal(open_ns(&s), KVT_E_TOO_SMALL);
+    said("kvt_ns_open: refused: ", "needs another directory");
+}
+
 static void groups_say_which_argument(void **state)
 {
     (void)state;
@@ -458,6 +473,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(namespaces_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(more_namespaces_than_a_store_takes_are_told, set_up,
                                         tear_down),
+        cmocka_unit_test_setup_teardown(records_that_fit_nowhere_are_told, set_up, tear_down),
         cmocka_unit_test_setup_teardown(groups_say_which_argument, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_identity_names_something, set_up, tear_down),
         cmocka_unit_test_setup_teardown(pools_say_which_argument, set_up, tear_down),
