@@ -12,8 +12,8 @@
  *           Chances are counted; the threshold follows from what was asked for lately
  *           and the budget.
  *
- *   CONTINUED everything but the last block of a prompt, until it is continued or asked for, as soon
- *           as something on disk has had to go: the store's to see, which knows the chains
+ *   CONTINUED everything but the last block of a prompt, until it is continued or asked for, as
+ *           soon as something on disk has had to go: the store's to see, which knows the chains
  *
  *   RANDOM  a share of them: what the others are compared with
  *
