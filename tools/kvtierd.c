@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -398,11 +399,22 @@ static int start(const struct arguments *args, struct kvt_conf *conf)
     return run(args, conf);
 }
 
+/* As many descriptors as we may have: five for each program, and the roots'. */
+static void descriptors_raise(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max)
+        return;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 int main(int argc, char **argv)
 {
     struct arguments args = {.argc = argc, .argv = argv};
     struct kvt_conf conf;
     (void)umask(0077);
+    descriptors_raise();
     if (kvt_conf_new(&conf) != 0) {
         complain("out of memory");
         return EXIT_PROBLEM;

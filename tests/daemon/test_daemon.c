@@ -15,6 +15,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -641,6 +642,21 @@ static void what_has_the_name_of_the_lock_stays(void **state)
     daemon_start(&server);
 }
 
+/* Of a limit of 1,024, as it usually is, 127 programs and full roots would need more. */
+static void descriptors_are_as_many_as_may_be(void **state)
+{
+    struct rlimit before, less, now;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    less = (struct rlimit){.rlim_cur = 256, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &less), 0);
+    begin("--dram 16MiB");
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(prlimit(server.pid, RLIMIT_NOFILE, NULL, &now), 0);
+    assert_true(now.rlim_cur == before.rlim_max);
+}
+
 /* ---- configuration -------------------------------------------------------------------------- */
 
 static void what_is_wrong_in_a_configuration_is_named(void **state)
@@ -774,6 +790,7 @@ int main(void)
         cmocka_unit_test_teardown(other_users_are_refused_unless_allowed, tear_down),
         cmocka_unit_test_teardown(a_stale_socket_is_replaced_a_live_one_never, tear_down),
         cmocka_unit_test_teardown(what_has_the_name_of_the_lock_stays, tear_down),
+        cmocka_unit_test_teardown(descriptors_are_as_many_as_may_be, tear_down),
         cmocka_unit_test_teardown(what_is_wrong_in_a_configuration_is_named, tear_down),
         cmocka_unit_test_teardown(files_are_read_as_people_write_them, tear_down),
         cmocka_unit_test_teardown(sighup_takes_what_can_change_and_names_what_cannot, tear_down),
