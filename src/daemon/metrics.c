@@ -97,8 +97,7 @@ static int64_t now_ns(void)
     return kvt_clock_now(&clock);
 }
 
-/* ---- one connection ---------------------------------------------------------------------------
- */
+/* ---- one connection ------------------------------------------------------------------------ */
 
 enum { FREE, READING, ANSWERING, DRAINING };
 
@@ -202,8 +201,7 @@ static void conn_write(struct conn *conn)
     }
 }
 
-/* ---- all of them ------------------------------------------------------------------------------
- */
+/* ---- all of them --------------------------------------------------------------------------- */
 
 /* A new connection; when all places are taken the one that has been there longest goes. */
 static void conn_begin(struct conn conns[CONNS], int listen_fd)

@@ -82,11 +82,6 @@ bool kvt_recycle_late(const struct kvt_store_disk *disk, uint32_t segment)
     return turn < TURN_MIN || age * 10 > turn * EARLY_TENTHS || kvt_recycle_once(disk->store);
 }
 
-static bool asked_for(const struct kvt_store_disk *disk, uint32_t entry)
-{
-    return kvt_index_at(&disk->store->index, entry)->hit;
-}
-
 static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)
 {
     uint32_t put = disk->uses[segment].put, used = 0;
@@ -95,7 +90,7 @@ static bool nearly_all_used(const struct kvt_store_disk *disk, uint32_t segment)
         return false;
     for (uint32_t i = disk->heads[segment]; i != KVT_INDEX_NONE;
          i = kvt_index_at(&disk->store->index, i)->next)
-        used += asked_for(disk, i);
+        used += kvt_index_at(&disk->store->index, i)->hit;
     return (uint64_t)(put - used) * RENEW_PART <= put;
 }
 
@@ -154,5 +149,5 @@ bool kvt_recycle_keeps(const struct kvt_store_disk *disk, const struct kvt_recyc
 
     if (e->older)
         return false; /* a newer record is on its way */
-    return recycle->clean || asked_for(disk, entry);
+    return recycle->clean || e->hit;
 }
