@@ -41,7 +41,7 @@ HISTORY_PIECE_S = 100
 HISTORY_PIECE_OPS = 2000000
 # Processor seconds that the plan and the planted bugs took where they were last run: what is left of
 # the machine goes to history from the start.
-PLAN_S, PLANTED_S = 9000, 2500
+PLAN_S, PLANTED_S = 9000, 5000
 MARGIN_S = 12  # before the end: time to print what was done
 
 
@@ -185,6 +185,8 @@ class Soak:
         waiting.append(self.program("test_redis_cluster", "remote 0", KVT_SOAK_SECONDS=redis_s,
                                     KVT_TEST_FILTER="test_kills_and_moves*",
                                     KVT_TEST_SEED=self.seed + 20261130))
+        waiting.append(self.program("test_full_disk", "full_disk 0", KVT_SOAK_SECONDS=60,
+                                    KVT_TEST_SEED=self.seed + 5000))
         for i in range(10):
             waiting.append(self.program("test_daemon_kill", f"daemon_kill {i}",
                                         KVT_DAEMON_KILLS=max(400, 1004 // scale),
@@ -270,6 +272,7 @@ class Soak:
                         fuzz_s=dict(sorted(self.fuzzed.items())),
                         seconds=int(time.monotonic() - self.begin), done=done,
                         processors=self.o.processors, seed=self.seed,
+                        commit=(self.programs / "commit").read_text().strip(),
                         cpu_or_wait_s={k: int(v) for k, v in sorted(self.took.items())})
 
     def write(self, done):

@@ -9,6 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 NEEDED = {
     "build/tests": ["test_sim", "test_power_loss", "test_bit_flips", "test_kill_ledger",
                     "test_store_fail_at_n", "test_daemon_kill", "test_redis_cluster",
+                    "test_full_disk",
                     "test_store_model", "test_session_model", "test_store_crash", "test_l2_crash"],
     "build": ["kvtierd"],
     "build-asan/tests": ["test_alloc_fail", "test_alloc_fail_flows"],
@@ -107,6 +108,9 @@ def pack(target):
     pack_programs(target)
     pack_prefix(target / "prefix")
     pack_tree(target / "tree")
+    (target / "commit").write_text(subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True,
+        check=True).stdout)
     whole = target.with_name(target.name + ".tar.xz")
     subprocess.run(["tar", "-C", target.parent, "-I", "xz -T1 --lzma2=preset=5,dict=96MiB", "-cf", whole, target.name],
                    check=True)

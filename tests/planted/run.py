@@ -15,6 +15,7 @@ import os
 import pathlib
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +31,7 @@ TIMEOUT_S = 600
 
 def environment():
     env = dict(os.environ)
+    env.pop("KVT_DAEMON", None)  # a kvtierd of another build has no bug
     if PREFIX:
         env["PKG_CONFIG"] = f"{PREFIX}/bin/pkg-config"
         env["OPENSSL_ROOT_DIR"] = PREFIX
@@ -60,10 +62,11 @@ class Result:
         self.end = None if seconds is None else time.monotonic() + seconds
         self.lock = threading.Lock()
         self.sound = {}  # test: whether it passes without a bug
+        self.asking = {}  # test: held by the copy that finds that out
         self.caught, self.missed, self.broken = [], [], []
 
     def next(self):
-        if self.broken or (self.end is not None and time.monotonic() > self.end):
+        if len(self.broken) > 2 or (self.end is not None and time.monotonic() > self.end):
             return None
         try:
             return self.bugs.get_nowait()
@@ -116,13 +119,16 @@ class Copy:
 
     def is_sound(self, test):
         """Whether it passes without a bug: asked once of all copies."""
-        if test not in self.result.sound:
-            said = self.build(test)
-            if said:
-                raise RuntimeError(f"{test} does not build:\n{said}")
-            self.result.sound[test] = self.passes(test)
-            if not self.result.sound[test]:
-                print(f"  {test} fails without a bug: it proves nothing", flush=True)
+        with self.result.lock:
+            asking = self.result.asking.setdefault(test, threading.Lock())
+        with asking:
+            if test not in self.result.sound:
+                said = self.build(test)
+                if said:
+                    raise RuntimeError(f"{test} does not build:\n{said}")
+                self.result.sound[test] = self.passes(test)
+                if not self.result.sound[test]:
+                    print(f"  {test} fails without a bug: it proves nothing", flush=True)
         return self.result.sound[test]
 
     def plant(self, bug):
@@ -145,10 +151,14 @@ class Copy:
     def work(self, names):
         try:
             self.make(names)
-            while (bug := self.result.next()) is not None:
-                self.result.say(bug[0], self.plant(bug))
-        except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        except (OSError, subprocess.CalledProcessError) as error:
             self.result.broken.append(str(error) + str(getattr(error, "stderr", "") or ""))
+            return
+        while (bug := self.result.next()) is not None:
+            try:
+                self.result.say(bug[0], self.plant(bug))
+            except (RuntimeError, OSError) as error:
+                self.result.broken.append(f"{bug[0]}: {error}")
 
 
 def check_list():
@@ -186,20 +196,21 @@ def main():
         return failed
     result = Result(bugs, None if seconds is None else int(seconds))
     files = sources()
-    copies = [threading.Thread(target=Copy(i, result).work, args=(files,))
+    copies = [threading.Thread(target=Copy(i, result).work, args=(files,), daemon=True)
               for i in range(1, min(jobs, len(bugs)) + 1)]
+    told = threading.Event()  # to end: what was found out so far is said all the same
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
     for copy in copies:
         copy.start()
-    for copy in copies:
-        copy.join()
-    if result.broken:
-        sys.exit("\n".join(result.broken))
+    while not told.is_set() and any(copy.is_alive() for copy in copies):
+        told.wait(0.2)
+    print("\n".join(result.broken), end="\n" if result.broken else "")
     said = {"planted": {"tried": len(result.caught) + len(result.missed),
                         "failed": len(result.missed)}}
     print(json.dumps(said))
     if out:
         pathlib.Path(out).write_text(json.dumps(said) + "\n")
-    return 1 if result.missed else 0
+    return 1 if result.missed or result.broken else 0
 
 
 if __name__ == "__main__":
