@@ -18,13 +18,13 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
 #include "base/clock.h"
 #include "client/pin.h"
 #include "daemon/conf.h"
+#include "daemon/log_out.h"
 #include "daemon/metrics.h"
 #include "daemon/notify.h"
 #include "daemon/report.h"
@@ -32,88 +32,91 @@
 #include "kvtier/error.h"
 #include "kvtier/version.h"
 #include "kvtierd_help.h"
+#include "kvtierd_reload.h"
 
 enum { EXIT_GOOD = 0, EXIT_PROBLEM = 1, EXIT_USAGE = 2 };
+/* Descriptors of a client: its socket, its end, its rings and the two bells; and our own: log,
+ * sockets, bells, spares, scrapers, the shared tier. */
+enum { FDS_A_CLIENT = 5, FDS_OWN = 28 };
 
-static _Atomic int log_level = KVT_LOG_INFO;
-
-static void log_line(void *arg, int level, const char *message)
-{
-    static const char *const names[] = {"error", "warning", "info", "debug"};
-    static const int priorities[] = {3, 4, 6, 7}; /* of syslog, for journald */
-    struct timespec now;
-    struct tm tm;
-    char at[32] = "";
-    (void)arg;
-    if (level > atomic_load_explicit(&log_level, memory_order_relaxed))
-        return;
-    if (getenv("JOURNAL_STREAM") != NULL) {
-        fprintf(stderr, "<%d>%s\n", priorities[level], message);
-        return;
-    }
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (localtime_r(&now.tv_sec, &tm) != NULL)
-        (void)strftime(at, sizeof(at), "%F %T", &tm);
-    fprintf(stderr, "%s.%03ld %s: %s\n", at, now.tv_nsec / 1000000, names[level], message);
-}
-
-static const struct kvt_log to_stderr = {log_line, NULL, KVT_LOG_DEBUG};
+static struct kvt_log_out out; /* standard error */
+static const struct kvt_log to_stderr = {kvt_log_out_line, &out, KVT_LOG_DEBUG};
 
 __attribute__((format(printf, 1, 2))) static void complain(const char *format, ...)
 {
+    char text[1024] = "kvtierd: ";
+    const size_t used = strlen(text);
     va_list args;
     va_start(args, format);
-    fputs("kvtierd: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
+    (void)vsnprintf(text + used, sizeof(text) - used, format, args);
     va_end(args);
+    kvt_log_out_text(&out, text);
+}
+
+/* A start that failed for want of something, and nobody has said of what. */
+static void complain_code(int rc)
+{
+    struct rlimit limit = {0};
+    if (rc == -EMFILE || rc == -ENFILE) {
+        (void)getrlimit(RLIMIT_NOFILE, &limit);
+        complain("no descriptors are left (the limit is %llu): raise it (LimitNOFILE= of the unit, "
+                 "ulimit -Hn), or give it fewer disk roots",
+                 (unsigned long long)limit.rlim_cur);
+    } else if (rc == -ENOMEM) {
+        complain("out of memory: lower dram, or raise what limits this process (ulimit -v, the "
+                 "control group)");
+    } else {
+        complain("it could not start: %s", kvt_strerror(rc));
+    }
 }
 
 /* ---- command line -------------------------------------------------------------------------- */
 
-struct arguments {
-    int argc;
-    char **argv;
-    const char *config; /* file */
-    int check;
-};
-
-/* "--key value", "--key=value", "--some-key". Fills `key`; *used: words taken. NULL: said. */
-static const char *option_value(const struct arguments *args, int at, char *key, size_t len,
-                                int *used)
+/* "--key value", "--key=value", "--some-key": the key, and its value; NULL: there is none. Returns
+ * the words taken; 0: it is no option, which was said. */
+static int option_split(const struct kvt_daemon_args *args, int at, char *key, size_t len,
+                        const char **value)
 {
     const char *word = args->argv[at];
     const char *equals = strchr(word, '=');
     size_t n = equals ? (size_t)(equals - word) : strlen(word);
     if (strncmp(word, "--", 2) != 0 || n - 2 >= len) {
         complain("'%s' is no option; see 'kvtierd --help'", word);
-        return NULL;
+        return 0;
     }
     (void)snprintf(key, len, "%.*s", (int)(n - 2), word + 2);
     for (char *c = key; *c; c++)
         *c = (char)(*c == '-' ? '_' : *c);
-    *used = equals ? 1 : 2;
-    if (equals)
-        return equals + 1;
-    if (at + 1 >= args->argc) {
-        complain("%s needs a value", word);
-        return NULL;
-    }
-    return args->argv[at + 1];
+    *value = equals ? equals + 1 : at + 1 < args->argc ? args->argv[at + 1] : NULL;
+    return equals ? 1 : 2;
 }
 
-/* The file, then the command line over it. 0 or an exit code (said). */
-static int conf_load(const struct arguments *args, struct kvt_conf *conf, char *why, size_t len)
+static int option_set(struct kvt_conf *conf, const char *key, const char *value, const char *word)
+{
+    const bool config = strcmp(key, "config") == 0;
+    int rc = config ? 0 : kvt_conf_known(conf, key);
+    if (rc != 0)
+        return rc;
+    if (value == NULL) {
+        complain("%s needs a value", word);
+        return EXIT_USAGE;
+    }
+    return config ? 0 : kvt_conf_set(conf, key, value);
+}
+
+int kvt_daemon_conf(const struct kvt_daemon_args *args, struct kvt_conf *conf, char *why,
+                    size_t len)
 {
     int rc = args->config ? kvt_conf_read(conf, args->config) : 0;
     unsigned remotes = 0;
     for (int i = 1, used = 1; rc == 0 && i < args->argc; i += used) {
+        const char *value = NULL;
         char key[64];
         used = 1;
         if (strcmp(args->argv[i], "--check") == 0)
             continue;
-        const char *value = option_value(args, i, key, sizeof(key), &used);
-        if (value == NULL)
+        used = option_split(args, i, key, sizeof(key), &value);
+        if (used == 0)
             return EXIT_USAGE;
         if (strcmp(key, "remote") == 0 && remotes++ > 0) {
             (void)snprintf(why, len,
@@ -121,9 +124,10 @@ static int conf_load(const struct arguments *args, struct kvt_conf *conf, char *
                            "servers of a cluster are joined by \"+\"");
             return KVT_E_CONFIG_VALUE;
         }
-        if (strcmp(key, "config") != 0)
-            rc = kvt_conf_set(conf, key, value);
+        rc = option_set(conf, key, value, args->argv[i]);
     }
+    if (rc == EXIT_USAGE)
+        return rc;
     if (rc == 0)
         rc = kvt_settings_resolve(conf->options);
     if (rc != 0)
@@ -133,7 +137,7 @@ static int conf_load(const struct arguments *args, struct kvt_conf *conf, char *
 }
 
 /* What is about us and not about the store. Returns -1 to go on, or an exit code. */
-static int arguments_read(struct arguments *args, const struct kvt_conf *conf)
+static int arguments_read(struct kvt_daemon_args *args, const struct kvt_conf *conf)
 {
     for (int i = 1; i < args->argc; i++) {
         const char *word = args->argv[i];
@@ -161,100 +165,6 @@ static int arguments_read(struct arguments *args, const struct kvt_conf *conf)
     return -1;
 }
 
-/* ---- signals ------------------------------------------------------------------------------- */
-
-struct signals {
-    const struct arguments *args;
-    struct kvt_server *server;
-    struct kvt_conf *conf;
-    _Atomic int over;
-};
-
-struct differ {       /* keys of a new configuration whose values are other ones */
-    char *values[64]; /* in the order of the keys */
-    size_t count, at;
-};
-
-static void keep_value(void *arg, const char *key, const char *value, const char *fallback,
-                       const char *help, int reload)
-{
-    struct differ *differ = arg;
-    (void)key;
-    (void)fallback;
-    (void)help;
-    (void)reload;
-    if (differ->count == KVT_ARRAY_LEN(differ->values))
-        return;
-    differ->values[differ->count++] = strdup(value);
-}
-
-static void compare_value(void *arg, const char *key, const char *value, const char *fallback,
-                          const char *help, int reload)
-{
-    struct differ *differ = arg;
-    size_t i = differ->at++;
-    (void)fallback;
-    (void)help;
-    if (i >= differ->count || differ->values[i] == NULL || strcmp(differ->values[i], value) == 0)
-        return;
-    if (reload)
-        kvt_log(&to_stderr, KVT_LOG_INFO, "reload: %s is now %s", key, value);
-    else
-        kvt_log(&to_stderr, KVT_LOG_WARN,
-                "reload: %s = %s takes a restart; %s stays in force until then", key, value,
-                differ->values[i]);
-}
-
-static void reload(struct signals *signals)
-{
-    struct differ differ = {.count = 0};
-    struct kvt_conf fresh;
-    char why[512] = "";
-    kvt_notify("RELOADING=1");
-    if (kvt_conf_new(&fresh) != 0) {
-        kvt_notify("READY=1");
-        return;
-    }
-    if (conf_load(signals->args, &fresh, why, sizeof(why)) != 0) {
-        kvt_log(&to_stderr, KVT_LOG_ERROR, "reload: %s (nothing was changed)", why);
-    } else {
-        kvt_conf_each(signals->conf, keep_value, &differ);
-        kvt_conf_each(&fresh, compare_value, &differ);
-        atomic_store_explicit(&log_level, fresh.log_level, memory_order_relaxed);
-        kvt_server_allow(signals->server, fresh.uids, fresh.uid_count);
-        signals->conf->log_level = fresh.log_level;
-        memcpy(signals->conf->uids, fresh.uids, sizeof(fresh.uids));
-        signals->conf->uid_count = fresh.uid_count;
-        kvt_log(&to_stderr, KVT_LOG_INFO, "reload: done");
-    }
-    for (size_t i = 0; i < differ.count; i++)
-        free(differ.values[i]);
-    kvt_conf_free(&fresh);
-    kvt_notify("READY=1");
-}
-
-static void *signals_main(void *arg)
-{
-    struct signals *signals = arg;
-    sigset_t set;
-    int number;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGHUP);
-    sigaddset(&set, SIGUSR2); /* our own: the main thread is done */
-    while (sigwait(&set, &number) == 0 && !atomic_load(&signals->over)) {
-        if (number == SIGHUP) {
-            reload(signals);
-        } else if (number != SIGUSR2) {
-            kvt_log(&to_stderr, KVT_LOG_INFO, "signal %d: closing", number);
-            kvt_notify("STOPPING=1");
-            kvt_server_stop(signals->server);
-        }
-    }
-    return NULL;
-}
-
 /* ---- the daemon ---------------------------------------------------------------------------- */
 
 static void warn_mode(const struct kvt_conf *conf)
@@ -265,10 +175,34 @@ static void warn_mode(const struct kvt_conf *conf)
                 "allow_uid names other users, but socket_mode %04o keeps them from the socket: set "
                 "socket_mode = 0666 (users are still checked), or 0660 and a group",
                 (unsigned)conf->socket_mode);
+    if (conf->uid_count == 0 && (conf->socket_mode & 0022) != 0)
+        kvt_log(&to_stderr, KVT_LOG_WARN,
+                "socket_mode %04o lets others reach the socket, but allow_uid names nobody: only "
+                "this user and root are served",
+                (unsigned)conf->socket_mode);
+}
+
+/* Whether as many programs as there can be have descriptors, beside those that the roots may take.
+ */
+static void descriptors_tell(const struct kvt_host *host)
+{
+    const uint64_t places = KVT_OWNER_CLIENTS_MAX - 1;
+    const uint64_t taken = FDS_OWN + host->settings->fds_max;
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= taken + places * FDS_A_CLIENT)
+        return;
+    kvt_log(&to_stderr, KVT_LOG_WARN,
+            "descriptors: %llu of %llu programs can be connected at the limit of %llu, %llu of "
+            "which are for us and the disk roots (fds_max): raise it to %llu (LimitNOFILE= of the "
+            "unit, ulimit -Hn)",
+            limit.rlim_cur > taken ? (unsigned long long)(limit.rlim_cur - taken) / FDS_A_CLIENT
+                                   : 0,
+            (unsigned long long)places, (unsigned long long)limit.rlim_cur,
+            (unsigned long long)taken, (unsigned long long)(taken + places * FDS_A_CLIENT));
 }
 
 /* Serve until a signal ends it. */
-static int serve(const struct arguments *args, struct kvt_conf *conf, struct kvt_host *host,
+static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, struct kvt_host *host,
                  int listen_fd)
 {
     static struct kvt_report report;
@@ -287,13 +221,18 @@ static int serve(const struct arguments *args, struct kvt_conf *conf, struct kvt
     if (rc == 0)
         rc = kvt_report_open(&report, host, server);
     if (rc != 0) {
-        complain("%s", error[0] ? error : kvt_strerror(rc));
+        if (error[0] != '\0')
+            complain("%s", error);
+        else
+            complain_code(rc);
         kvt_server_free(server);
         return EXIT_PROBLEM;
     }
+    report.out = &out;
     kvt_server_allow(server, conf->uids, conf->uid_count);
-    struct signals signals = {.args = args, .server = server, .conf = conf};
-    if (pthread_create(&thread, NULL, signals_main, &signals) != 0) {
+    struct kvt_daemon_signals signals = {
+        .args = args, .server = server, .conf = conf, .out = &out, .log = to_stderr};
+    if (pthread_create(&thread, NULL, kvt_daemon_signals, &signals) != 0) {
         complain("cannot start a thread: raise the limit of processes (ulimit -u)");
         kvt_report_close(&report);
         kvt_server_free(server);
@@ -306,6 +245,7 @@ static int serve(const struct arguments *args, struct kvt_conf *conf, struct kvt
     if (conf->metrics[0] != '\0' && kvt_metrics_start(&metrics, conf->metrics, conf->socket,
                                                       &to_stderr, error, sizeof(error)) != 0)
         complain("%s (going on without it)", error);
+    descriptors_tell(host);
     kvt_notify("READY=1\nSTATUS=serving");
     kvt_server_run(server);
     kvt_metrics_stop(&metrics);
@@ -333,7 +273,7 @@ static int pin_memory(struct kvt_host *host, struct kvt_pin *pin)
     return rc;
 }
 
-static int run(const struct arguments *args, struct kvt_conf *conf)
+static int run(const struct kvt_daemon_args *args, struct kvt_conf *conf)
 {
     struct kvt_host host = {.settings = &conf->options->settings,
                             .log = to_stderr,
@@ -358,8 +298,10 @@ static int run(const struct arguments *args, struct kvt_conf *conf)
         kvt_owner_spin(host.owner, (int64_t)conf->options->settings.spin);
     if (rc == 0)
         code = serve(args, conf, &host, listen_fd);
+    else if (error[0] != '\0')
+        complain("%s", error);
     else
-        complain("%s", error[0] ? error : kvt_strerror(rc));
+        complain_code(rc);
     kvt_host_close(&host);
     if (host.ready)
         kvt_pin_stop(&pin);
@@ -382,10 +324,10 @@ static void signals_block(void)
     sigprocmask(SIG_SETMASK, &set, NULL);
 }
 
-static int start(const struct arguments *args, struct kvt_conf *conf)
+static int start(const struct kvt_daemon_args *args, struct kvt_conf *conf)
 {
     char why[512] = "";
-    if (conf_load(args, conf, why, sizeof(why)) != 0) {
+    if (kvt_daemon_conf(args, conf, why, sizeof(why)) != 0) {
         if (why[0] != '\0')
             complain("%s", why);
         return EXIT_USAGE;
@@ -394,7 +336,7 @@ static int start(const struct arguments *args, struct kvt_conf *conf)
         printf("the configuration is good\n");
         return EXIT_GOOD;
     }
-    atomic_store(&log_level, conf->log_level);
+    atomic_store(&out.level, conf->log_level);
     signals_block();
     return run(args, conf);
 }
@@ -411,10 +353,11 @@ static void descriptors_raise(void)
 
 int main(int argc, char **argv)
 {
-    struct arguments args = {.argc = argc, .argv = argv};
+    struct kvt_daemon_args args = {.argc = argc, .argv = argv};
     struct kvt_conf conf;
     (void)umask(0077);
     descriptors_raise();
+    kvt_log_out_init(&out, STDERR_FILENO);
     if (kvt_conf_new(&conf) != 0) {
         complain("out of memory");
         return EXIT_PROBLEM;

@@ -39,7 +39,8 @@ static const struct item environment[] = {
     {"LISTEN_PID, LISTEN_FDS", NULL,
      "one socket that somebody else has made and listens on (ListenSequentialPacket=); it is "
      "served in the place of --socket"},
-    {"JOURNAL_STREAM", NULL, "set: lines of the log carry their priority"},
+    {"JOURNAL_STREAM", NULL,
+     "DEVICE:INODE; where that is standard error, lines of the log carry their priority"},
 };
 
 static const struct item files[] = {

@@ -4,6 +4,7 @@
  */
 #include "daemon/conf.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -100,22 +101,30 @@ __attribute__((format(printf, 3, 4))) static int refuse(struct kvt_conf *conf, i
     return code;
 }
 
+#define OWN_KEYS KVT_ARRAY_LEN(own_keys)
+#define ALL_KEYS (OWN_KEYS + KVT_ARRAY_LEN(store_keys))
+static_assert(ALL_KEYS <= 64, "a bit of kvt_conf.given each");
+
+/* Its place in the two tables, one behind the other; ALL_KEYS: none such. */
+static size_t key_place(const char *key)
+{
+    for (size_t i = 0; i < ALL_KEYS; i++)
+        if (strcmp(i < OWN_KEYS ? own_keys[i].key : store_keys[i - OWN_KEYS], key) == 0)
+            return i;
+    return ALL_KEYS;
+}
+
 static bool is_store_key(const char *key)
 {
-    for (size_t i = 0; i < KVT_ARRAY_LEN(store_keys); i++)
-        if (strcmp(store_keys[i], key) == 0)
-            return true;
-    return false;
+    const size_t place = key_place(key);
+    return place >= OWN_KEYS && place < ALL_KEYS;
 }
 
 static int unknown_key(struct kvt_conf *conf, const char *key)
 {
-    const char *names[KVT_ARRAY_LEN(own_keys) + KVT_ARRAY_LEN(store_keys)];
-    size_t count = 0;
-    for (size_t i = 0; i < KVT_ARRAY_LEN(own_keys); i++)
-        names[count++] = own_keys[i].key;
-    for (size_t i = 0; i < KVT_ARRAY_LEN(store_keys); i++)
-        names[count++] = store_keys[i];
+    const char *names[ALL_KEYS];
+    for (size_t i = 0; i < ALL_KEYS; i++)
+        names[i] = i < OWN_KEYS ? own_keys[i].key : store_keys[i - OWN_KEYS];
     const struct kvt_option *option;
     for (size_t i = 0; (option = kvt_option_at(i)) != NULL; i++)
         if (strcmp(option->key, key) == 0)
@@ -123,7 +132,7 @@ static int unknown_key(struct kvt_conf *conf, const char *key)
                           "\"%s\" is an option of the programs that connect, not of kvtierd: set "
                           "it there",
                           key);
-    const char *near = kvt_nearest(key, names, count);
+    const char *near = kvt_nearest(key, names, ALL_KEYS);
     return refuse(conf, KVT_E_CONFIG_KEY, "unknown key \"%.64s\"%s%s%s", key,
                   near ? "; did you mean \"" : "; 'kvtierd --help' lists the valid ones",
                   near ? near : "", near ? "\"?" : "");
@@ -245,9 +254,8 @@ static int set_dir(struct kvt_conf *conf, const char *value)
     return rc == 0 ? 0 : refuse(conf, rc, "%.500s", kvt_config_error(conf->options));
 }
 
-int kvt_conf_set(struct kvt_conf *conf, const char *key, const char *value)
+static int set_key(struct kvt_conf *conf, const char *key, const char *value)
 {
-    conf->error[0] = '\0';
     if (strcmp(key, "socket") == 0)
         return set_socket(conf, value);
     if (strcmp(key, "socket_mode") == 0)
@@ -266,12 +274,33 @@ int kvt_conf_set(struct kvt_conf *conf, const char *key, const char *value)
     return rc == 0 ? 0 : refuse(conf, rc, "%.500s", kvt_config_error(conf->options));
 }
 
+int kvt_conf_set(struct kvt_conf *conf, const char *key, const char *value)
+{
+    conf->error[0] = '\0';
+    int rc = set_key(conf, key, value);
+    if (rc == 0) /* "dir" is one of "disk" */
+        conf->given |= UINT64_C(1) << key_place(strcmp(key, "dir") == 0 ? "disk" : key);
+    return rc;
+}
+
+int kvt_conf_known(struct kvt_conf *conf, const char *key)
+{
+    return key_place(key) < ALL_KEYS ? 0 : unknown_key(conf, key);
+}
+
+bool kvt_conf_given(const struct kvt_conf *conf, const char *key)
+{
+    const size_t place = key_place(key);
+    return place < ALL_KEYS && (conf->given >> place & 1) != 0;
+}
+
 int kvt_conf_new(struct kvt_conf *conf)
 {
     memset(conf, 0, sizeof(*conf));
     int rc = kvt_config_new(&conf->options);
     for (size_t i = 0; i < KVT_ARRAY_LEN(own_keys) && rc == 0; i++)
         rc = kvt_conf_set(conf, own_keys[i].key, own_keys[i].fallback);
+    conf->given = 0;
     if (rc != 0)
         kvt_conf_free(conf);
     return rc;

@@ -5,7 +5,9 @@
 #ifndef KVT_DAEMON_CONF_H
 #define KVT_DAEMON_CONF_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "client/settings.h"
@@ -19,6 +21,7 @@ struct kvt_conf {
     size_t uid_count;
     char metrics[64]; /* "": off; "ADDRESS:PORT" */
     int log_level;    /* enum kvt_log_level */
+    uint64_t given;   /* bits of the keys that were set, by their places in the tables of conf.c */
     char error[512];  /* of the last refused call */
 };
 
@@ -30,6 +33,10 @@ void kvt_conf_free(struct kvt_conf *conf);
  * nearest valid one. */
 __attribute__((warn_unused_result)) int kvt_conf_set(struct kvt_conf *conf, const char *key,
                                                      const char *value);
+/* Whether there is such a key. 0; KVT_E_CONFIG_KEY, and conf->error as above. */
+__attribute__((warn_unused_result)) int kvt_conf_known(struct kvt_conf *conf, const char *key);
+/* Whether somebody has set it: not its default, and not what follows from other keys. */
+bool kvt_conf_given(const struct kvt_conf *conf, const char *key);
 /* Set everything in a file: lines "key = value"; "#" at the start or behind a blank begins a
  * comment. Errors name the line. */
 __attribute__((warn_unused_result)) int kvt_conf_read(struct kvt_conf *conf, const char *path);

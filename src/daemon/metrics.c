@@ -6,6 +6,7 @@
 #include "daemon/metrics.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -25,6 +26,7 @@
 #define LINE_MAX 256u
 #define PATIENCE_NS INT64_C(2000000000)
 #define CONNS 32
+#define DEAF_MS 100
 
 /* Cut "ADDRESS:PORT" in two; brackets around an IPv6 address go. */
 static int address_split(const char *text, char *host, size_t len, const char **port)
@@ -135,16 +137,46 @@ static void respond(struct conn *conn, const char *status, const char *body, boo
     conn->end_ns = now_ns() + PATIENCE_NS;
 }
 
+/* ---- descriptors ---------------------------------------------------------------------------- */
+
+static void spares_keep(struct kvt_metrics *metrics)
+{
+    for (size_t i = 0; i < KVT_ARRAY_LEN(metrics->spares); i++)
+        if (metrics->spares[i] < 0)
+            metrics->spares[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+}
+
+static bool spare_give(struct kvt_metrics *metrics)
+{
+    for (size_t i = 0; i < KVT_ARRAY_LEN(metrics->spares); i++) {
+        if (metrics->spares[i] < 0)
+            continue;
+        (void)close(metrics->spares[i]);
+        metrics->spares[i] = -1;
+        return true;
+    }
+    return false;
+}
+
+static int numbers_ask(struct kvt_metrics *metrics, char **body)
+{
+    char why[512];
+    int rc = kvt_link_ask(metrics->socket, "metrics", body, why, sizeof(why));
+    if ((rc == -EMFILE || rc == -ENFILE) && spare_give(metrics))
+        rc = kvt_link_ask(metrics->socket, "metrics", body, why, sizeof(why));
+    return rc;
+}
+
 static void answer(struct kvt_metrics *metrics, struct conn *conn)
 {
-    char why[512], *body = NULL;
+    char *body = NULL;
     const bool head = strncmp(conn->line, "HEAD ", 5) == 0;
     const char *path = conn->line + (head ? 5 : 4);
     if (!head && strncmp(conn->line, "GET ", 4) != 0)
         respond(conn, "405 Method Not Allowed", "only GET and HEAD\n", false);
     else if (strncmp(path, "/metrics ", 9) != 0 && strncmp(path, "/metrics?", 9) != 0)
         respond(conn, "404 Not Found", "the numbers are at /metrics\n", head);
-    else if (kvt_link_ask(metrics->socket, "metrics", &body, why, sizeof(why)) != 0)
+    else if (numbers_ask(metrics, &body) != 0)
         respond(conn, "503 Service Unavailable", "the daemon does not answer\n", head);
     else
         respond(conn, "200 OK", body, head);
@@ -204,10 +236,15 @@ static void conn_write(struct conn *conn)
 /* ---- all of them --------------------------------------------------------------------------- */
 
 /* A new connection; when all places are taken the one that has been there longest goes. */
-static void conn_begin(struct conn conns[CONNS], int listen_fd)
+static void conn_begin(struct kvt_metrics *metrics, struct conn conns[CONNS])
 {
     struct conn *place = &conns[0];
-    const int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    int fd = accept4(metrics->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE) && spare_give(metrics))
+        fd = accept4(metrics->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+    /* asking again at once would be a loop: the listening socket stays readable */
+    metrics->deaf =
+        fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS);
     if (fd < 0)
         return;
     for (size_t i = 0; i < CONNS && place->state != FREE; i++)
@@ -240,9 +277,13 @@ static void *metrics_main(void *arg)
     for (size_t i = 0; i < CONNS; i++)
         conns[i] = (struct conn){.fd = -1};
     for (;;) {
-        const int patience = conns_expire(conns);
+        int patience = conns_expire(conns);
+        spares_keep(metrics);
+        if (metrics->deaf)
+            patience = patience < 0 ? DEAF_MS : KVT_MIN(patience, DEAF_MS);
         fds[0] = (struct pollfd){.fd = metrics->wake_fd, .events = POLLIN};
-        fds[1] = (struct pollfd){.fd = metrics->listen_fd, .events = POLLIN};
+        fds[1] = (struct pollfd){.fd = metrics->deaf ? -1 : metrics->listen_fd, .events = POLLIN};
+        metrics->deaf = false;
         for (size_t i = 0; i < CONNS; i++)
             fds[2 + i] = (struct pollfd){.fd = conns[i].fd,
                                          .events = conns[i].state == ANSWERING ? POLLOUT : POLLIN};
@@ -259,18 +300,20 @@ static void *metrics_main(void *arg)
                 conn_read(metrics, &conns[i]);
         }
         if (fds[1].revents != 0)
-            conn_begin(conns, metrics->listen_fd);
+            conn_begin(metrics, conns);
     }
     for (size_t i = 0; i < CONNS; i++)
         if (conns[i].state != FREE)
             conn_end(&conns[i]);
+    while (spare_give(metrics))
+        ;
     return NULL;
 }
 
 int kvt_metrics_start(struct kvt_metrics *metrics, const char *address, const char *socket,
                       const struct kvt_log *log, char *error, size_t error_len)
 {
-    *metrics = (struct kvt_metrics){.listen_fd = -1, .wake_fd = -1};
+    *metrics = (struct kvt_metrics){.listen_fd = -1, .wake_fd = -1, .spares = {-1, -1}};
     (void)snprintf(metrics->socket, sizeof(metrics->socket), "%s", socket);
     metrics->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = metrics->wake_fd < 0 ? -errno : listen_at(address, &metrics->listen_fd);

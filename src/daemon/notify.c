@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@ void kvt_notify(const char *state)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char text[256];
     struct timespec now;
+    const struct timeval patience = {.tv_sec = 1}; /* with who does not take its messages */
     if (path == NULL || (path[0] != '/' && path[0] != '@') ||
         strlen(path) >= sizeof(address.sun_path))
         return;
@@ -33,6 +35,7 @@ void kvt_notify(const char *state)
     int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return;
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     ssize_t n = sendto(fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&address,
                        (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path)));
     (void)n; /* nobody can be told that nobody could be told */

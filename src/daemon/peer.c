@@ -37,18 +37,23 @@ static int64_t now_of(const struct kvt_server *server)
 
 /* ---- who it is ----------------------------------------------------------------------------- */
 
-/* A descriptor that becomes readable when the process behind the socket has ended, or -1. */
-static int pidfd_of(int sock, pid_t pid)
+/* A descriptor that becomes readable when the process behind the socket has ended; -1: not to be
+ * had. 0, -EMFILE, -ENFILE: it could be had, and there is none left. */
+static int pidfd_of(int sock, pid_t pid, int *fd)
 {
-    int fd = -1;
-    socklen_t len = sizeof(fd);
-    if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, &fd, &len) == 0 && fd >= 0)
-        return fd;
+    socklen_t len = sizeof(*fd);
+    *fd = -1;
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERPIDFD, fd, &len) == 0 && *fd >= 0)
+        return 0;
+    int rc = errno == EMFILE || errno == ENFILE ? -errno : 0;
+    *fd = -1;
 #ifdef SYS_pidfd_open
-    if (pid > 0)
-        return (int)syscall(SYS_pidfd_open, pid, 0u);
+    if (rc == 0 && pid > 0)
+        *fd = (int)syscall(SYS_pidfd_open, pid, 0u);
+    if (rc == 0 && *fd < 0 && (errno == EMFILE || errno == ENFILE))
+        rc = -errno;
 #endif
-    return -1;
+    return rc;
 }
 
 static bool uid_allowed(struct kvt_server *server, uid_t uid)
@@ -112,7 +117,15 @@ refuse(struct kvt_server *server, struct kvt_peer *peer, int status, const char 
     kvt_peer_end(server, peer);
 }
 
-void kvt_peer_new(struct kvt_server *server, int sock)
+static void refuse_scarce(struct kvt_server *server, struct kvt_peer *peer)
+{
+    server->stats.refused_full++;
+    refuse(server, peer, KVT_E_LIMIT,
+           "the kvtierd has no descriptors left: raise its limit (LimitNOFILE= of the unit, ulimit "
+           "-Hn), or end some of its programs");
+}
+
+void kvt_peer_new(struct kvt_server *server, int sock, bool spare)
 {
     struct kvt_peer *peer = NULL;
     struct ucred cred = {0};
@@ -127,6 +140,7 @@ void kvt_peer_new(struct kvt_server *server, int sock)
     }
     *peer = (struct kvt_peer){.state = KVT_PEER_GREETING,
                               .sock = sock,
+                              .spare = spare,
                               .pidfd = -1,
                               .wire = {.request_fd = -1, .reply_fd = -1, .broken_fd = -1},
                               .rings = {.fd = -1},
@@ -182,7 +196,9 @@ static void engine_begin(struct kvt_server *server, struct kvt_peer *peer)
                "they hold: end the process, and start it again");
         return;
     }
-    int rc = rings_make(peer);
+    int rc = peer->spare ? -EMFILE : pidfd_of(peer->sock, peer->pid, &peer->pidfd);
+    if (rc == 0)
+        rc = rings_make(peer);
     if (rc == 0) {
         peer->wire.broken_fd = server->broken_fd;
         rc = kvt_owner_attach(host->owner, &peer->wire, &peer->number);
@@ -193,13 +209,14 @@ static void engine_begin(struct kvt_server *server, struct kvt_peer *peer)
         if (rc == KVT_E_LIMIT)
             refuse(server, peer, rc, "%u clients are connected already: the most there can be",
                    KVT_OWNER_CLIENTS_MAX - 1); /* one is the daemon's own */
+        else if (rc == -EMFILE || rc == -ENFILE)
+            refuse_scarce(server, peer);
         else
             refuse(server, peer, rc, "%s", kvt_strerror(rc));
         return;
     }
     peer->state = KVT_PEER_ENGINE;
     peer->until_ns = INT64_MAX;
-    peer->pidfd = pidfd_of(peer->sock, peer->pid);
     welcome_make(server, &welcome, 0);
     welcome.client = peer->number;
     welcome.rings_bytes = peer->rings.map_bytes;
@@ -273,6 +290,13 @@ void kvt_peer_write(struct kvt_server *server, struct kvt_peer *peer)
     kvt_peer_end(server, peer);
 }
 
+static void answer_begin(struct kvt_server *server, struct kvt_peer *peer)
+{
+    peer->answer_at = 0;
+    peer->until_ns = now_of(server) + KVT_HELLO_NS;
+    kvt_peer_write(server, peer);
+}
+
 static void answer(struct kvt_server *server, struct kvt_peer *peer, const char *question)
 {
     int rc = server->params.answer == NULL
@@ -282,9 +306,25 @@ static void answer(struct kvt_server *server, struct kvt_peer *peer, const char 
         kvt_peer_end(server, peer);
         return;
     }
-    peer->answer_at = 0;
-    peer->until_ns = now_of(server) + KVT_HELLO_NS;
-    kvt_peer_write(server, peer);
+    answer_begin(server, peer);
+}
+
+/* More than a packet of ours takes: what it was is gone, but not its sender. */
+static void too_long(struct kvt_server *server, struct kvt_peer *peer)
+{
+    if (peer->state != KVT_PEER_CONTROL) {
+        server->stats.bad_hello++;
+        refuse(server, peer, KVT_E_VERSION,
+               "the first message is longer than any that kvtierd %s knows: run the same version "
+               "of both",
+               kvt_version());
+        return;
+    }
+    peer->answer = strdup("error: questions have at most 511 bytes\n");
+    if (peer->answer == NULL)
+        kvt_peer_end(server, peer);
+    else
+        answer_begin(server, peer);
 }
 
 /* ---- ends ---------------------------------------------------------------------------------- */
@@ -331,6 +371,11 @@ void kvt_peer_read(struct kvt_server *server, struct kvt_peer *peer)
     int bytes = kvt_sock_recv(peer->sock, &in, sizeof(in) - 1, NULL, 0, NULL);
     if (bytes == -EAGAIN || bytes == -EWOULDBLOCK)
         return;
+    if (bytes == KVT_E_LIMIT && !peer->denied &&
+        (peer->state == KVT_PEER_CONTROL || peer->state == KVT_PEER_GREETING)) {
+        too_long(server, peer);
+        return;
+    }
     if (bytes <= 0) {
         sock_ended(server, peer);
         return;

@@ -266,6 +266,9 @@ static int stat_text(struct kvt_report *report, char **out)
             (kvt_clock_now(&report->host->clock) - report->start_ns) / 1000000000);
     kvt_say(&text, "dram.huge_bytes %" PRIu64 "\n",
             atomic_load_explicit(&report->host->huge_bytes, memory_order_relaxed));
+    if (report->out != NULL)
+        kvt_say(&text, "daemon.log_lost %" PRIu64 "\n",
+                atomic_load_explicit(&report->out->lost, memory_order_relaxed));
     say_clients(&text, report);
     say_roots(&text, report->host, &numbers);
     say_usage(&text, report);

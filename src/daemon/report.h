@@ -3,12 +3,14 @@
 #ifndef KVT_DAEMON_REPORT_H
 #define KVT_DAEMON_REPORT_H
 
+#include "daemon/log_out.h"
 #include "daemon/server.h"
 
 struct kvt_report {
     struct kvt_host *host;
     const struct kvt_server *server;
-    struct kvt_channel channel; /* our own client of the owner */
+    struct kvt_channel channel;    /* our own client of the owner */
+    const struct kvt_log_out *out; /* NULL, as _open() leaves it: the log is somebody else's */
     int64_t start_ns;
     uint64_t asked; /* questions so far: cookies */
 };

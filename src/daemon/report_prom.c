@@ -262,13 +262,19 @@ static void say_roots(struct kvt_text *text, struct kvt_host *host,
 static void say_server(struct kvt_text *text, const struct kvt_report *report)
 {
     static const char refused[] = "kvtier_daemon_refused_total",
-                      ended[] = "kvtier_daemon_clients_ended_total";
+                      ended[] = "kvtier_daemon_clients_ended_total",
+                      lost[] = "kvtier_daemon_log_lines_lost_total";
     struct kvt_server_stats stats;
     kvt_server_stats(report->server, &stats);
     say_metric(text, "daemon.clients", false, "programs connected",
                kvt_server_clients(report->server, NULL, 0));
     say_metric(text, "daemon.accepted", true, "connections of users that may connect",
                stats.accepted);
+    if (report->out != NULL) {
+        announce(text, lost, "counter", "lines of the log that nobody read in time");
+        kvt_say(text, "%s %" PRIu64 "\n", lost,
+                atomic_load_explicit(&report->out->lost, memory_order_relaxed));
+    }
     announce(text, refused, "counter", "connections refused");
     kvt_say(text, "%s{reason=\"user\"} %" PRIu64 "\n", refused, stats.refused_peer);
     kvt_say(text, "%s{reason=\"version\"} %" PRIu64 "\n", refused, stats.refused_version);

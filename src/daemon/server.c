@@ -4,10 +4,13 @@
 #include "daemon/server_impl.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,6 +19,31 @@
 
 #define DRAIN_NS INT64_C(1000000000) /* clients that are told to go have that long to say BYE */
 #define SEND_BUFFER (1 << 20)
+
+/* Open those that are missing, as far as there are descriptors. Whether all are there. */
+static bool spares_keep(struct kvt_server *server)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < KVT_SPARE_FDS; i++) {
+        if (server->spares[i] < 0)
+            server->spares[i] = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        all = all && server->spares[i] >= 0;
+    }
+    return all;
+}
+
+/* Let one of them go, for an accept(). */
+static bool spare_give(struct kvt_server *server)
+{
+    for (uint32_t i = 0; i < KVT_SPARE_FDS; i++) {
+        if (server->spares[i] < 0)
+            continue;
+        (void)close(server->spares[i]);
+        server->spares[i] = -1;
+        return true;
+    }
+    return false;
+}
 
 int kvt_server_new(const struct kvt_server_params *params, struct kvt_server **out, char *error,
                    size_t error_len)
@@ -27,14 +55,20 @@ int kvt_server_new(const struct kvt_server_params *params, struct kvt_server **o
     server->params = *params;
     server->listener = (struct kvt_listen){.fd = -1, .lock_fd = -1};
     server->listen_fd = params->listen_fd;
+    for (uint32_t i = 0; i < KVT_SPARE_FDS; i++)
+        server->spares[i] = -1;
     pthread_mutex_init(&server->lock, NULL);
     server->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     server->broken_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int rc = server->wake_fd < 0 || server->broken_fd < 0 ? -errno : 0;
+    int rc = server->wake_fd < 0 || server->broken_fd < 0 || !spares_keep(server) ? -errno : 0;
     if (rc == 0 && server->listen_fd < 0) {
         rc = kvt_listen_open(&server->listener, params->path, params->mode, error, error_len);
         server->listen_fd = server->listener.fd;
     }
+    if (rc == -EMFILE || rc == -ENFILE)
+        (void)snprintf(error, error_len,
+                       "no descriptors are left to serve anybody with: raise the limit "
+                       "(LimitNOFILE= of the unit, ulimit -Hn)");
     if (rc != 0) {
         kvt_server_free(server);
         return rc;
@@ -54,6 +88,8 @@ void kvt_server_free(struct kvt_server *server)
         (void)close(server->wake_fd);
     if (server->broken_fd >= 0)
         (void)close(server->broken_fd);
+    while (spare_give(server))
+        ;
     pthread_mutex_destroy(&server->lock);
     free(server);
 }
@@ -102,6 +138,11 @@ void kvt_server_stats(const struct kvt_server *server, struct kvt_server_stats *
 
 /* ---- the loop ------------------------------------------------------------------------------ */
 
+static int64_t now_of(const struct kvt_server *server)
+{
+    return kvt_clock_now(&server->params.host->clock);
+}
+
 struct turn { /* what is polled, and whose it is */
     struct pollfd fds[3 + 2 * KVT_PEERS_MAX];
     struct kvt_peer *whose[3 + 2 * KVT_PEERS_MAX];
@@ -119,8 +160,12 @@ static void turn_add(struct turn *turn, int fd, short events, struct kvt_peer *w
 /* Fill in what to wait for; returns for how long at most, in milliseconds. */
 static int turn_make(struct kvt_server *server, struct turn *turn, bool listening)
 {
-    int64_t until = INT64_MAX, now = kvt_clock_now(&server->params.host->clock);
+    int64_t until = INT64_MAX, now = now_of(server);
     turn->count = 0;
+    if (listening && server->deaf_until_ns > now) {
+        until = server->deaf_until_ns;
+        listening = false;
+    }
     turn_add(turn, server->wake_fd, POLLIN, NULL);
     turn_add(turn, server->broken_fd, POLLIN, NULL);
     turn_add(turn, listening ? server->listen_fd : -1, POLLIN, NULL);
@@ -139,15 +184,51 @@ static int turn_make(struct kvt_server *server, struct turn *turn, bool listenin
     return until <= now ? 0 : (int)((until - now) / 1000000) + 1;
 }
 
+/* There are no descriptors for a client that wants in: said once, until there are again. */
+static void scarce_say(struct kvt_server *server)
+{
+    struct rlimit limit = {0};
+    if (server->scarce)
+        return;
+    server->scarce = true;
+    (void)getrlimit(RLIMIT_NOFILE, &limit);
+    kvt_log(&server->params.log, KVT_LOG_WARN,
+            "no descriptors are left (the limit is %llu): programs that connect are refused until "
+            "there are; raise it (LimitNOFILE= of the unit, ulimit -Hn), or lower fds_max",
+            (unsigned long long)limit.rlim_cur);
+}
+
+/* -1: nobody more, or nobody now. */
+static int accept_one(struct kvt_server *server, bool *spare)
+{
+    const int flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
+    int sock = accept4(server->listen_fd, NULL, NULL, flags);
+    *spare = sock < 0 && (errno == EMFILE || errno == ENFILE);
+    if (!*spare) {
+        server->scarce = server->scarce && sock < 0;
+        if (sock < 0 && (errno == ENOMEM || errno == ENOBUFS))
+            server->deaf_until_ns = now_of(server) + KVT_DEAF_NS;
+        return sock;
+    }
+    scarce_say(server);
+    if (spare_give(server))
+        sock = accept4(server->listen_fd, NULL, NULL, flags);
+    if (sock < 0) /* they are taken, by others who are told; a socket that stays readable would
+                     have us ask again and again */
+        server->deaf_until_ns = now_of(server) + KVT_DEAF_NS;
+    return sock;
+}
+
 static void accept_all(struct kvt_server *server)
 {
     for (int i = 0; i < 16; i++) { /* then the others get their turn */
         int size = SEND_BUFFER;
-        int sock = accept4(server->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        bool spare;
+        int sock = accept_one(server, &spare);
         if (sock < 0)
             return;
         (void)setsockopt(sock, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
-        kvt_peer_new(server, sock);
+        kvt_peer_new(server, sock, spare);
     }
 }
 
@@ -178,7 +259,7 @@ static void peers_turn(struct kvt_server *server, struct turn *turn)
         else if (turn->fds[i].fd == peer->sock)
             kvt_peer_read(server, peer);
     }
-    int64_t now = kvt_clock_now(&server->params.host->clock);
+    int64_t now = now_of(server);
     for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
         if (server->peers[i].state != KVT_PEER_FREE && now >= server->peers[i].until_ns)
             kvt_peer_late(server, &server->peers[i]);
@@ -195,6 +276,7 @@ static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
     if (turn.fds[AT_BROKEN].revents != 0)
         broken_turn(server);
     peers_turn(server, &turn);
+    (void)spares_keep(server); /* who went has left some */
     if (listening && turn.fds[AT_LISTEN].revents != 0)
         accept_all(server);
 }
@@ -202,7 +284,7 @@ static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
 /* Tell everybody, wait a moment for those who say BYE, and take everything back. */
 static void drain(struct kvt_server *server)
 {
-    const int64_t end = kvt_clock_now(&server->params.host->clock) + DRAIN_NS;
+    const int64_t end = now_of(server) + DRAIN_NS;
     int64_t left = DRAIN_NS;
     uint64_t rung;
     if (read(server->wake_fd, &rung, sizeof(rung)) < 0)
@@ -212,7 +294,7 @@ static void drain(struct kvt_server *server)
             kvt_owner_expel(server->params.host->owner, server->peers[i].number);
     while (kvt_server_clients(server, NULL, 0) > 0 && left > 0) {
         one_turn(server, false, (int)(left / 1000000) + 1);
-        left = end - kvt_clock_now(&server->params.host->clock);
+        left = end - now_of(server);
     }
     for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
         if (server->peers[i].state != KVT_PEER_FREE)

@@ -43,6 +43,7 @@ struct kvt_peer {
     int sock;    /* -1: it has ended */
     int pidfd;   /* readable when the process has ended; -1: not to be had */
     bool denied; /* this user may not connect */
+    bool spare;  /* its socket has a descriptor that was kept: there are none for an engine */
     pid_t pid;   /* 0: in another pid namespace */
     uid_t uid;
     int64_t until_ns; /* GREETING, CONTROL, BROKEN without pidfd: not longer than that */
@@ -53,6 +54,10 @@ struct kvt_peer {
     char *answer; /* CONTROL: what is being sent; NULL: nothing */
     size_t answer_at;
 };
+
+/* Descriptors that are kept: out of others, so many clients at a time are still answered. */
+#define KVT_SPARE_FDS 4u
+#define KVT_DEAF_NS INT64_C(100000000) /* nobody can be accepted: looked at again after that */
 
 #define KVT_REFUSALS 16u
 /* Who is refused comes again each second: it is said once in this time. */
@@ -78,12 +83,15 @@ struct kvt_server {
     struct kvt_server_stats stats;
     struct kvt_refusal refusals[KVT_REFUSALS]; /* the last ones that were logged */
     uint32_t refusal_next;
+    int spares[KVT_SPARE_FDS]; /* open on nothing; -1: given to somebody */
+    bool scarce;               /* the last one was accepted by one of them: it was said */
+    int64_t deaf_until_ns;     /* the listening socket is not looked at; 0: it is */
     struct kvt_peer peers[KVT_PEERS_MAX];
 };
 
 /* peer.c; all on the server's thread. */
-/* Somebody has connected: sock is ours from now on. */
-void kvt_peer_new(struct kvt_server *server, int sock);
+/* Somebody has connected: sock is ours from now on. spare: by a descriptor that was kept for it. */
+void kvt_peer_new(struct kvt_server *server, int sock, bool spare);
 /* CONTROL: the socket takes more of the answer. */
 void kvt_peer_write(struct kvt_server *server, struct kvt_peer *peer);
 /* Its socket has something, or has ended. */

@@ -673,6 +673,9 @@ static void what_is_wrong_in_a_configuration_is_named(void **state)
         {"--log-level loud", "error, warn, info, debug"},
         {"--metrics here", "ADDRESS:PORT"},
         {"--config /nonexistent/file", "/nonexistent/file"},
+        {"--json", "unknown key \"json\""}, /* not: it needs a value */
+        {"--log-level", "--log-level needs a value"},
+        {"--config", "--config needs a value"},
     };
 
     (void)state;
@@ -753,6 +756,11 @@ static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
     wait_said("log_level is now debug");
     wait_said("allow_uid is now 1+2");
     wait_said("dram = 32MiB takes a restart; 16MiB stays");
+    assert_false(daemon_said(&server, "staging")); /* follows from dram: nobody has set it */
+    assert_false(daemon_said(&server, "pin_max"));
+    write_file(file, "dram = 32MiB\nstaging = 4MiB\n");
+    assert_int_equal(kill(server.pid, SIGHUP), 0);
+    wait_said("staging = 4MiB takes a restart");
     write_file(file, "dram = 32MiB\nlog_level=quiet\n");
     assert_int_equal(kill(server.pid, SIGHUP), 0);
     wait_said("conf:2: log_level: \"quiet\"");

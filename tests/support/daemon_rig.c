@@ -79,7 +79,7 @@ static void child(const struct daemon *daemon, const char *notify)
 
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)dup2(fd, 1);
-    (void)dup2(fd, 2);
+    (void)dup2(daemon->log_fd > 0 ? daemon->log_fd : fd, 2);
     (void)setenv("NOTIFY_SOCKET", notify, 1);
     if (daemon->fsize)
         (void)setrlimit(RLIMIT_FSIZE, &(struct rlimit){daemon->fsize, daemon->fsize});

@@ -19,6 +19,7 @@ struct daemon {
     char options[1024];
     uint64_t fsize; /* limit on file sizes that it runs under; 0: none */
     uint64_t files; /* limit on descriptors; 0: none */
+    int log_fd;     /* standard error goes there; 0: to the file */
     int passed_fd;  /* a socket that listens, handed over as systemd does it; 0: none */
     pid_t pid;      /* 0: none */
 };

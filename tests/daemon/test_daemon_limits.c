@@ -1,0 +1,335 @@
+/* A kvtierd that runs out of something: readers of its log, descriptors.
+ *
+ * Goal:   it serves on, says what is missing and what helps, and never asks the kernel in a circle.
+ * Method: real daemons: one with a log that nobody reads, some under small limits on descriptors,
+ *         with programs that connect until there are none left. That nothing goes round is told by
+ *         the processor time of a second of waiting, which load elsewhere can only make less.
+ */
+#include "support/rig.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/sock.h"
+#include "client/link.h"
+#include "store/owner.h"
+#include "support/daemon_rig.h"
+#include "support/run_tool.h"
+
+enum { BLOCKS = 8, LINKS = 24, FILES = 64 };
+
+static struct daemon server;
+static struct rig rig;
+static struct kvt_link links[LINKS];
+
+static int tear_down(void **state)
+{
+    (void)state;
+    rig_close(&rig);
+    rig_free(&rig);
+    memset(&rig, 0, sizeof(rig));
+    daemon_free(&server);
+    return 0;
+}
+
+static void serves(void)
+{
+    struct rig_shape shape = rig_shape_small(BLOCKS);
+
+    rig_init(&rig, &shape, server.config, NULL);
+    rig_open(&rig);
+    assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    rig_close(&rig);
+}
+
+static void dial(struct kvt_link *link)
+{
+    char why[512];
+
+    kvt_link_init(link, server.socket);
+    if (kvt_link_dial(link, why, sizeof(why)) != 0)
+        fail_msg("%s", why);
+}
+
+/* ---- a log that nobody reads ----------------------------------------------------------------- */
+
+static char text[1 << 17];
+
+static void read_all(int fd)
+{
+    size_t used = 0;
+
+    assert_int_equal(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    for (ssize_t n; (n = read(fd, text + used, sizeof(text) - 1 - used)) > 0;)
+        used += (size_t)n;
+    text[used] = '\0';
+}
+
+/* Clients that come and go leave lines, until the pipe is full; everything goes on all the same. */
+static void a_log_that_nobody_reads_stops_nobody(void **state)
+{
+    int fds[2], went = 0;
+
+    (void)state;
+    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    assert_true(fcntl(fds[1], F_SETPIPE_SZ, 4096) > 0);
+    daemon_init(&server, "--dram 16MiB --log-level debug");
+    server.log_fd = fds[1];
+    daemon_start(&server);
+    close(fds[1]);
+    for (; went < 2000 && daemon_stat(&server, "daemon.log_lost") < 10; went++) {
+        dial(&links[0]);
+        kvt_link_hang_up(&links[0]);
+    }
+    assert_true(daemon_stat(&server, "daemon.log_lost") >= 10);
+    serves();
+    assert_int_equal(kill(server.pid, SIGHUP), 0); /* another thread writes, too */
+    read_all(fds[0]);
+    assert_null(strstr(text, "lines of this log were lost"));
+    serves();
+    read_all(fds[0]);
+    assert_non_null(strstr(text, "lines of this log were lost: nobody read them in time\n"));
+    print_message("           full after %d clients\n", went);
+    for (; went > 0; went--) { /* full again */
+        dial(&links[0]);
+        kvt_link_hang_up(&links[0]);
+    }
+    assert_int_equal(daemon_stop(&server), 0);
+    close(fds[0]);
+}
+
+/* ---- descriptors ----------------------------------------------------------------------------- */
+
+/* Ticks of the processor that the daemon has had. */
+static unsigned long ticks(void)
+{
+    char path[64], line[1024];
+    unsigned long user = 0, system = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)server.pid);
+    FILE *file = fopen(path, "re");
+    assert_non_null(file);
+    assert_non_null(fgets(line, sizeof(line), file));
+    (void)fclose(file);
+    assert_int_equal(sscanf(strrchr(line, ')') + 1,
+                            " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system),
+                     2);
+    return user + system;
+}
+
+static bool is_idle(void)
+{
+    const unsigned long before = ticks(), second = (unsigned long)sysconf(_SC_CLK_TCK);
+
+    rig_sleep_ms(1000);
+    return ticks() - before < second / 4;
+}
+
+static void begin_scarce(const char *options)
+{
+    daemon_init(&server, options);
+    server.files = FILES;
+    daemon_start(&server);
+}
+
+/* Programs that connect, until one is refused; how many are connected. */
+static int take_all(char *why, size_t len)
+{
+    int rc = 0, count = 0;
+
+    for (; count < LINKS; count++) {
+        kvt_link_init(&links[count], server.socket);
+        rc = kvt_link_dial(&links[count], why, len);
+        if (rc != 0)
+            break;
+    }
+    assert_true(count < LINKS);
+    assert_int_equal(rc, KVT_E_LIMIT);
+    return count;
+}
+
+static unsigned said_times(const char *what)
+{
+    FILE *log = fopen(server.log, "re");
+    char line[2048];
+    unsigned count = 0;
+
+    assert_non_null(log);
+    while (fgets(line, sizeof(line), log) != NULL)
+        count += strstr(line, what) != NULL;
+    (void)fclose(log);
+    return count;
+}
+
+/* Who is refused learns why; who asks for numbers gets them; who let go makes room. */
+static void without_descriptors_programs_are_told_why(void **state)
+{
+    char why[512] = "";
+
+    (void)state;
+    begin_scarce("--dram 16MiB");
+    assert_true(daemon_said(&server, "descriptors: "));
+    assert_true(daemon_said(&server, " of 127 programs can be connected"));
+    int count = take_all(why, sizeof(why));
+    print_message("           %d programs of %d descriptors\n", count, FILES);
+    assert_non_null(strstr(why, "no descriptors left"));
+    assert_non_null(strstr(why, "LimitNOFILE"));
+    for (int i = 0; i < 4; i++) { /* again and again */
+        kvt_link_init(&links[count], server.socket);
+        assert_int_equal(kvt_link_dial(&links[count], why, sizeof(why)), KVT_E_LIMIT);
+    }
+    assert_int_equal(daemon_stat(&server, "daemon.clients"), count);
+    assert_int_equal(daemon_stat(&server, "daemon.refused_full"), 5);
+    assert_true(is_idle());
+    assert_true(said_times("no descriptors left") + said_times("no descriptors are left") > 0);
+    for (int i = 0; i < count; i++)
+        kvt_link_hang_up(&links[i]);
+    daemon_wait_stat(&server, "daemon.clients", 0, 10000);
+    serves();
+}
+
+/* Connections that say nothing take the last ones, also those that were kept: the listening socket
+ * stays readable, and is left alone until somebody has gone. */
+static void silent_connections_do_not_make_it_go_round(void **state)
+{
+    enum { MORE = 64 };
+    static int more[MORE];
+    char why[512] = "";
+
+    (void)state;
+    begin_scarce("--dram 16MiB");
+    int count = take_all(why, sizeof(why));
+    for (int i = 0; i < MORE; i++)
+        assert_int_equal(kvt_sock_connect(server.socket, 5000, &more[i]), 0);
+    assert_true(is_idle());
+    assert_int_equal(said_times("no descriptors are left"), 1);
+    for (int i = 0; i < MORE; i++)
+        close(more[i]);
+    for (int i = 0; i < count; i++)
+        kvt_link_hang_up(&links[i]);
+    daemon_wait_stat(&server, "daemon.clients", 0, 20000);
+    serves();
+    assert_int_equal(daemon_stop(&server), 0);
+}
+
+/* The port that it says it listens on for scrapers. */
+static int scraper(void)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char line[1024];
+    FILE *log = fopen(server.log, "re");
+    unsigned port = 0;
+
+    assert_non_null(log);
+    while (fgets(line, sizeof(line), log) != NULL)
+        if (strstr(line, "metrics: port ") != NULL)
+            (void)sscanf(strstr(line, "metrics: port "), "metrics: port %u", &port);
+    (void)fclose(log);
+    assert_true(port > 0);
+    at.sin_port = htons((uint16_t)port);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    return fd;
+}
+
+/* Numbers are told, which is when they are wanted most; scrapers that say nothing cost no time. */
+static void numbers_are_told_without_descriptors(void **state)
+{
+    static const char request[] = "GET /metrics HTTP/1.1\r\n\r\n";
+    enum { MORE = 40 };
+    int more[MORE];
+    char why[512] = "";
+    size_t used = 0;
+
+    (void)state;
+    begin_scarce("--dram 16MiB --metrics 127.0.0.1:0");
+    (void)take_all(why, sizeof(why));
+    do { /* the last descriptors of all */
+        kvt_link_init(&links[LINKS - 1], server.socket);
+    } while (kvt_link_dial(&links[LINKS - 1], why, sizeof(why)) == 0);
+    int fd = scraper();
+    assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
+    for (ssize_t n; (n = recv(fd, text + used, sizeof(text) - 1 - used, 0)) > 0;)
+        used += (size_t)n;
+    text[used] = '\0';
+    close(fd);
+    if (strstr(text, "200 OK") == NULL)
+        fail_msg("%.200s", text);
+    assert_non_null(strstr(text, "\nkvtier_daemon_log_lines_lost_total 0\n"));
+    for (int i = 0; i < MORE; i++)
+        more[i] = scraper();
+    assert_true(is_idle());
+    for (int i = 0; i < MORE; i++)
+        close(more[i]);
+    assert_int_equal(daemon_stop(&server), 0);
+}
+
+/* Too few to serve anybody at all: not a daemon that says that it serves. */
+static void a_limit_that_serves_nobody_is_said_at_the_start(void **state)
+{
+    (void)state;
+    for (uint64_t files = 6; files <= 14; files += 2) {
+        daemon_init(&server, "--dram 4MiB");
+        server.files = files;
+        int code = daemon_try(&server);
+        if (code >= 0) { /* the loader of a sanitizer ends it before we can say a word */
+            assert_true(code != 0);
+            if (daemon_said(&server, "kvtierd: "))
+                assert_true(daemon_said(&server, "descriptors are left") ||
+                            daemon_said(&server, "LimitNOFILE"));
+        } else {
+            assert_true(daemon_said(&server, " of 127 programs can be connected"));
+            assert_int_equal(daemon_stop(&server), 0);
+        }
+        daemon_free(&server);
+    }
+}
+
+/* A question of any length has an answer in words. */
+static void a_question_that_is_too_long_is_told_so(void **state)
+{
+    static char question[3000];
+    char *answer = NULL, why[512];
+
+    (void)state;
+    daemon_init(&server, "--dram 4MiB");
+    daemon_start(&server);
+    memset(question, 'x', sizeof(question) - 1);
+    assert_int_equal(kvt_link_ask(server.socket, question, &answer, why, sizeof(why)), 0);
+    assert_string_equal(answer, "error: questions have at most 511 bytes\n");
+    free(answer);
+    question[100] = '\0';
+    assert_int_equal(kvt_link_ask(server.socket, question, &answer, why, sizeof(why)), 0);
+    assert_non_null(strstr(answer, "error: unknown question; known: "));
+    free(answer);
+}
+
+static void the_defaults_are_no_reason_for_a_warning(void **state)
+{
+    (void)state;
+    daemon_init(&server, "--dram 16MiB --fds-max 64");
+    server.files = 2048;
+    daemon_start(&server);
+    assert_false(daemon_said(&server, "descriptors: "));
+    assert_int_equal(daemon_stop(&server), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(a_log_that_nobody_reads_stops_nobody, tear_down),
+        cmocka_unit_test_teardown(without_descriptors_programs_are_told_why, tear_down),
+        cmocka_unit_test_teardown(silent_connections_do_not_make_it_go_round, tear_down),
+        cmocka_unit_test_teardown(numbers_are_told_without_descriptors, tear_down),
+        cmocka_unit_test_teardown(a_limit_that_serves_nobody_is_said_at_the_start, tear_down),
+        cmocka_unit_test_teardown(a_question_that_is_too_long_is_told_so, tear_down),
+        cmocka_unit_test_teardown(the_defaults_are_no_reason_for_a_warning, tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
