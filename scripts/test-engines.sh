@@ -147,7 +147,7 @@ if environment engines "$python" fill_engines tests/python/engines.lock tests/py
         KVT_TEST_HF=
     fi
     run_tests "transformers and llama-cpp-python" "$engines_env" test_transformers.py test_llama_cpp.py \
-        test_llama_server.py "$@"
+        test_llama_server.py test_llama_http.py "$@"
 else
     note "SKIPPED the engines: they cannot be installed here: $(tail -n 1 "$work")"
     case ${KVT_REQUIRE:-} in *transformers* | *llama*) failed=1 ;; esac

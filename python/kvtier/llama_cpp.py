@@ -41,16 +41,18 @@ class Llama(_engine.Llama):
 
     kvtier: options of docs/config.md as text or mapping ("dram=8GiB,disk=/path:SIZE"), or an open
     kvtier.Cache to share; None: the defaults and KVTIER_CONFIG. kvtier_level, kvtier_min_level,
-    kvtier_window_tokens, kvtier_block_tokens, kvtier_salt, kvtier_digest_dir: as in
-    kvtier/llama.h. kvtier_calibrate: compute a prompt of so many tokens first, so that loads are
-    weighed rightly from the start; 0: not. Everything else: llama_cpp.Llama, with flash_attn=True
-    by default, which the adapter needs.
+    kvtier_block_tokens, kvtier_salt, kvtier_digest_dir: as in kvtier/llama.h.
+    kvtier_window_tokens: the last tokens of a prompt, which are kept at kv8; None: a sixteenth of
+    the context, from 128 to 4,096. kvtier_calibrate: compute a prompt of so many tokens first, so
+    that loads are weighed rightly from the start; 0: not. Everything else: llama_cpp.Llama, with
+    flash_attn=True by default, which the adapter needs.
     """
 
     def __init__(self, model_path: str, *, kvtier: Cache | Mapping[str, Any] | str | None = None,
                  kvtier_level: Level | str | None = None,
-                 kvtier_min_level: Level | str | None = None, kvtier_window_tokens: int = 4096,
-                 kvtier_block_tokens: int = 16, kvtier_salt: bytes = b"",
+                 kvtier_min_level: Level | str | None = None,
+                 kvtier_window_tokens: int | None = None, kvtier_block_tokens: int = 16,
+                 kvtier_salt: bytes = b"",
                  kvtier_digest_dir: str | None = None, kvtier_calibrate: int = 256,
                  flash_attn: bool = True, **kwargs: Any) -> None:
         self._kvt: int | None = None
@@ -88,7 +90,8 @@ class Llama(_engine.Llama):
         params.kv_unified = True
         self._kvt_params = params
 
-    def _attach(self, level: Any, min_level: Any, window: int, digest_dir: str | None) -> None:
+    def _attach(self, level: Any, min_level: Any, window: int | None,
+                digest_dir: str | None) -> None:
         self._kvt_lib = _llama.load()
         opts = _llama.kvt_llama_opts()
         self._kvt_lib.kvt_llama_opts_init(C.byref(opts))
@@ -99,7 +102,9 @@ class Llama(_engine.Llama):
             if self.lora_path else None
         opts.digest_dir = digest_dir.encode() if digest_dir else None
         opts.salt, opts.salt_len = self._kvt_salt or None, len(self._kvt_salt)
-        opts.block_tokens, opts.window_tokens = self._kvt_block, window
+        opts.block_tokens = self._kvt_block
+        # a window as long as the context would leave nothing for kvtier_level
+        opts.window_tokens = min(max(128, self.n_ctx() // 16), 4096) if window is None else window
         opts.level = Level.parse(level) or Level.parse(str(self._kvt_cache.stats()["config.level"]))
         opts.min_level = self._kvt_min_level = Level.parse(min_level)
         self._kvt_shadow = self._kvt_cache.stats()["config.shadow"] == "yes"

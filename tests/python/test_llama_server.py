@@ -90,7 +90,10 @@ def events(text):
     (False, {"prompt": "a", "temperature": -1}, "temperature"),
     (False, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
     (False, {"prompt": "a", "max_tokens": True}, "max_tokens"),
-    (False, {"prompt": "a", "logprobs": 3}, "logprobs"), (False, {"prompt": [1, -2]}, "prompt"),
+    (False, {"prompt": "a", "logprobs": 3}, "logprobs"),
+    (False, {"prompt": "a", "logprobs": 0}, "logprobs"),
+    (True, {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "top_logprobs"),
+    (False, {"prompt": [7, 2**31]}, "prompt"), (False, {"prompt": [1, -2]}, "prompt"),
     (True, {}, "messages"), (True, {"messages": []}, "messages"),
     (True, {"messages": ["hi"]}, "messages[0].role"),
     (True, {"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -200,6 +203,22 @@ def test_two_clients_at_a_time_get_their_own_answers(server):
             assert answer["choices"][0]["text"]
 
 
+def test_most_of_a_prompt_is_at_kv4_by_default(server):
+    """The window of kv8 is a sixteenth of the context, not all of it."""
+    def stored():
+        stats = server.call("GET", "/stats")[1]
+        return [stats[f"client.store_{what}"] for what in ("bytes", "logical_bytes", "blocks")]
+    before = stored()
+    status, answer = server.complete("Something else first. " + TEXT[2000:5000], n=1)
+    blocks = answer["usage"]["prompt_tokens"] // 16
+    end = time.monotonic() + 60
+    while stored()[2] < before[2] + blocks:
+        assert status == 200 and time.monotonic() < end
+        time.sleep(0.1)
+    coded, raw = [a - b for a, b in zip(stored(), before)][:2]
+    assert 0.25 < coded / raw < 0.4, (coded, raw)
+
+
 def test_who_waits_is_bounded(server):
     results = []
 
@@ -212,15 +231,22 @@ def test_who_waits_is_bounded(server):
     assert set(results) == {200, 429} and results.count(200) >= 3, results
 
 
-def test_a_client_that_leaves_ends_its_generation(server):
-    body = json.dumps(dict(prompt=TEXT[:200], max_tokens=1500, stream=True)).encode()
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_ends_its_generation(server, stream):
+    gone = server.call("GET", "/stats")[1]["server.gone"]
+    body = json.dumps(dict(prompt=TEXT[:200], max_tokens=1500, stream=stream)).encode()
     with socket.create_connection(server.address) as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
                     % (len(body), body))
-        assert raw.recv(100).startswith(b"HTTP/1.1 200")
+        while not stream and server.call("GET", "/stats")[1]["server.waiting"] == 0:
+            time.sleep(0.05)
+        assert not stream or raw.recv(100).startswith(b"HTTP/1.1 200")
     start = time.monotonic()
     assert server.complete("next", n=1)[0] == 200
-    assert time.monotonic() - start < 60  # 1,500 tokens would take longer
+    if stream:
+        assert time.monotonic() - start < 60  # 1,500 tokens would take longer
+    else:
+        assert server.call("GET", "/stats")[1]["server.gone"] == gone + 1
 
 
 def test_a_restart_loads_the_prompt_from_disk(tmp_path):
