@@ -242,6 +242,8 @@ void redis_map_reply(struct redis *redis, struct redis_conn *conn, const char *b
 void redis_map_failed(struct redis *redis);
 /* Ask for the map where that is due, connect to nodes that were down, route what waits. */
 void redis_nodes_turn(struct redis *redis);
+/* Nobody is left who could be asked. */
+bool redis_all_down(const struct redis *redis);
 /* Whether the node is one that holds keys. */
 bool redis_node_serves(const struct redis *redis, uint32_t node);
 

@@ -93,7 +93,7 @@ static bool is_read(const struct redis_op *op)
 }
 
 /* Nobody is left who could say what kind of server this is. */
-static bool all_down(const struct redis *redis)
+bool redis_all_down(const struct redis *redis)
 {
     for (uint32_t i = 0; i < REDIS_NODES; i++)
         if (redis->nodes[i].used && !redis->nodes[i].fails)
@@ -109,7 +109,7 @@ void redis_route(struct redis *redis, struct redis_op *op)
 
     op->replica = false;
     if (redis->mode == MODE_UNKNOWN) {
-        if (all_down(redis))
+        if (redis_all_down(redis))
             redis_op_end(redis, op, -EHOSTDOWN);
         else
             redis_push(&redis->waiting, op);
@@ -392,7 +392,7 @@ void redis_nodes_turn(struct redis *redis)
         ask_map(redis);
     if (redis->mode == MODE_CLUSTER && !redis->asking_map)
         forget_nodes(redis);
-    if (redis->waiting.head && (redis->mode != MODE_UNKNOWN || all_down(redis)))
+    if (redis->waiting.head && (redis->mode != MODE_UNKNOWN || redis_all_down(redis)))
         waiting_go(redis);
 }
 

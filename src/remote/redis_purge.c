@@ -6,8 +6,11 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "kvtier/error.h"
 #include "remote/redis_impl.h"
+
+#define STEP_NS INT64_C(2000000000)
 
 static void end(struct redis *redis)
 {
@@ -34,6 +37,13 @@ static void begin(struct redis *redis)
     memcpy(purge->pattern + len, "*", 2);
 }
 
+/* A server that says nothing for so long fails the purge: it may go on for as long as it is
+ * answered. */
+static int64_t step_end(const struct redis *redis)
+{
+    return KVT_MIN(redis->purge.req->deadline_ns, redis->now_ns + STEP_NS);
+}
+
 static void scan(struct redis *redis, struct redis_node *node)
 {
     struct redis_op *op = redis_op_new(redis, REDIS_SCAN);
@@ -42,7 +52,7 @@ static void scan(struct redis *redis, struct redis_node *node)
         return; /* the next turn */
     if (node->unfenced && !redis->purge.req->status)
         redis->purge.req->status = -EPERM; /* a put of ours may still land there */
-    op->deadline_ns = redis->purge.req->deadline_ns;
+    op->deadline_ns = step_end(redis);
     op->purge_of = redis->purge.req;
     redis->purge.scanning = true;
     redis_give(redis, node, op);
@@ -52,13 +62,18 @@ void redis_purge_turn(struct redis *redis)
 {
     struct redis_purge *purge = &redis->purge;
 
-    if (!purge->req && redis->purges && redis->mode != MODE_UNKNOWN)
+    if (!purge->req && redis->purges && (redis->mode != MODE_UNKNOWN || redis_all_down(redis)))
         begin(redis);
     if (!purge->req || purge->scanning || purge->left)
         return;
     if (redis->now_ns >= purge->req->deadline_ns) {
         if (!purge->req->status)
             purge->req->status = KVT_E_DEADLINE;
+        end(redis);
+        return;
+    }
+    if (redis->mode == MODE_UNKNOWN) { /* nobody is there who could say what there is */
+        purge->req->status = -EHOSTDOWN;
         end(redis);
         return;
     }
@@ -84,7 +99,7 @@ void redis_purge_op_end(struct redis *redis, const struct redis_op *op, int stat
 
     if (!purge->req || op->purge_of != purge->req)
         return;
-    purge->req->removed += removed;
+    kvt_remote_removed(purge->req, removed);
     if (status && !purge->req->status)
         purge->req->status = status;
     if (op->kind == REDIS_DEL) {
@@ -136,7 +151,7 @@ void redis_scan_reply(struct redis *redis, const char *bytes, size_t len)
         op->name = text;
         op->name_len = (uint32_t)text_len;
         op->purge_of = purge->req;
-        op->deadline_ns = purge->req->deadline_ns;
+        op->deadline_ns = step_end(redis);
         purge->left++;
         redis_route(redis, op);
     }

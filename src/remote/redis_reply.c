@@ -236,7 +236,7 @@ static void simple_reply(struct redis *redis, struct redis_conn *conn, struct re
         return;
     case REDIS_DEL:
         if (op->req)
-            op->req->removed += (uint64_t)KVT_MAX(head->number, INT64_C(0));
+            kvt_remote_removed(op->req, (uint64_t)KVT_MAX(head->number, INT64_C(0)));
         if (op->purge_of)
             redis_purge_op_end(redis, op, 0, (uint64_t)KVT_MAX(head->number, INT64_C(0)));
         op->purge_of = NULL;

@@ -17,6 +17,7 @@
 #ifndef KVT_REMOTE_REMOTE_H
 #define KVT_REMOTE_REMOTE_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "base/log.h"
@@ -68,7 +69,9 @@ struct kvt_remote_req {
      * is under way; -EPERM (DROP, DROP_NS) done, but a put of a lost connection of ours may still
      * land behind it; -EIO */
     int32_t status;
-    uint64_t removed; /* DROP, DROP_NS: records */
+    /* DROP, DROP_NS: records. Looked at by the store while the backend has it: as long as it grows
+     * a purge is not given up on. */
+    _Atomic uint64_t removed;
     void *user;
     struct kvt_remote_req *next; /* the backend's, from here on */
     uint32_t left;
@@ -106,6 +109,12 @@ struct kvt_remote {
 static inline int64_t kvt_remote_ttl(int64_t a, int64_t b)
 {
     return !a || (b && b < a) ? b : a;
+}
+
+/* A backend has removed so many more records for a request. */
+static inline void kvt_remote_removed(struct kvt_remote_req *req, uint64_t count)
+{
+    (void)atomic_fetch_add_explicit(&req->removed, count, memory_order_relaxed);
 }
 
 #define KVT_REMOTE_NAME_BYTES 128u /* of a key as text, with its final zero */

@@ -18,13 +18,17 @@ struct kvt_shared_clean {
     bool running;
     pthread_mutex_t lock;
     pthread_cond_t again;
-    bool stopping;                    /* under the lock */
+    bool stopping; /* under the lock */
+    /* the thread's: somebody's lease as it was seen last, and since when */
+    int64_t seen_ns, since_ns;
+    ino_t seen_ino;
+    bool told;
     _Atomic uint64_t passes, removed; /* of this process */
 };
 
-/* Without caps and a time to live nothing is cleaned. A pass every ten seconds
- * (params->clean_period_ns: a test's). The lease is lost when it has not been renewed for six of
- * them. 0, -errno. stop() is due in any case. */
+/* Without caps and a time to live (the option's, or a namespace's that this process puts to)
+ * nothing is cleaned. A pass every ten seconds (params->clean_period_ns: a test's). The lease is
+ * lost when it has not been renewed for six of them. 0, -errno. stop() is due in any case. */
 __attribute__((warn_unused_result)) int
 kvt_shared_clean_start(struct kvt_shared_clean *clean, struct kvt_shared_files *files,
                        const struct kvt_remote_params *params);

@@ -1,7 +1,6 @@
 /* A directory that machines share, as a shared tier: one file for each record.
  *
- *   ROOT/kvt0/NAMESPACE/HH/HASH.GROUP.SHARD   HH: the first byte of the hash
- *   ROOT/kvt0/tmp/NODE.PID.NUMBER             being written
+ *   ROOT/kvt0/NAMESPACE/HH/HASH.GROUP.SHARD   and what else is there: shared_path.h
  *
  * Rules
  *  1. A file is written under a name of its writer's, then linked to its own name: it is there
@@ -9,7 +8,7 @@
  *  2. Nothing is synced: a file that a crash has torn fails its checksum, and is a miss.
  *  3. ENOENT, ESTALE, ENOTDIR are misses: somebody has removed it. Every other error is one, and is
  *     told once in ten minutes. Anybody may remove anything, ROOT/kvt0 too: shared_root.c.
- *  4. Directories that we make are 0700, files 0600; a link is not followed at a file's name.
+ *  4. Directories that we make are 0700, files 0600; below ROOT/kvt0 no link is followed.
  *  5. A request that is over before its turn is not begun; one that the file server holds up ends
  *     late, and the store has given up on it by then (remote.h, rule 1). stop() waits for those.
  * Threads: THREADS of its own, one request each. Allocates at open only. The directory's
@@ -56,6 +55,8 @@ static void note_health(struct shared_dir *shared, const struct kvt_remote_req *
     int64_t now_ns = kvt_clock_now(&shared->files.clock);
     int64_t tell_ns = atomic_load_explicit(&shared->tell_ns, memory_order_relaxed);
 
+    if (req->status == -ELOOP)
+        return; /* one namespace's trouble, and told */
     /* -EIO, -ETIMEDOUT and such; what we say ourselves is below -5000 */
     if (req->status >= 0 || req->status <= -5000) {
         atomic_store_explicit(&shared->failing, 0, memory_order_relaxed);
@@ -232,6 +233,7 @@ int kvt_shared_dir_open(const struct kvt_remote_params *params, const struct kvt
     shared->files.log = params->log;
     /* none of them can fail with these arguments */
     (void)pthread_mutex_init(&shared->files.root_lock, NULL);
+    (void)pthread_mutex_init(&shared->files.notes_lock, NULL);
     (void)pthread_mutex_init(&shared->lock, NULL);
     (void)pthread_cond_init(&shared->more, NULL);
     rc = kvt_remote_mac_read(params->mac_file, &shared->files.mac, error, error_len);

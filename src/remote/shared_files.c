@@ -3,7 +3,6 @@
  */
 #include "remote/shared_files.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -16,58 +15,108 @@
 
 #include "kvtier/error.h"
 
-#define NOTE_S 3600
-#define PATH_ROOM 256u /* below the root */
+#define NOTE_NS INT64_C(3600000000000)
+#define TELL_NS INT64_C(600000000000) /* one warning in ten minutes */
 #define READ_MODE (O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
 
-static bool gone(int err)
+/* ---- times --------------------------------------------------------------------------------- */
+
+int64_t kvt_shared_time_ns(struct timespec time)
 {
-    return err == ENOENT || err == ESTALE || err == ENOTDIR;
+    static const int64_t last_s = INT64_MAX / 1000000000 - 1; /* the year 2262; ext4 knows 2446 */
+    int64_t s = time.tv_sec;
+
+    s = s < 0 ? 0 : s > last_s ? last_s : s;
+    return s * 1000000000 + time.tv_nsec;
 }
 
-/* Directory of a record, and its path below the root. */
-static void path_of(const struct kvt_full_key *key, char dir[PATH_ROOM], char path[PATH_ROOM])
+static int64_t own_now_ns(void)
 {
-    char name[KVT_REMOTE_NAME_BYTES];
-    const char *hash = name + 5 + 2 * KVT_NS_BYTES + 1;
-    int below;
-
-    (void)kvt_remote_name(key, name);
-    below = snprintf(dir, PATH_ROOM, "%.32s/%.2s", name + 5, hash);
-    (void)snprintf(path, PATH_ROOM, "%.35s/%.128s", dir, hash);
-    for (char *at = path + below; *at; at++)
-        if (*at == ':')
-            *at = '.';
-}
-
-/* Older than it may be, by the clock of this machine. */
-static bool expired(const struct kvt_shared_files *shared, const struct kvt_remote_req *req,
-                    const struct stat *st)
-{
-    int64_t ttl_ns = kvt_remote_ttl(shared->ttl_ns, req->ttl_ns);
-    int64_t age_s, ttl_s = ttl_ns / 1000000000; /* no sum of times can overflow */
     struct timespec now;
 
-    if (!ttl_ns)
-        return false;
     (void)clock_gettime(CLOCK_REALTIME, &now);
-    age_s = now.tv_sec - st->st_mtim.tv_sec;
-    return age_s > ttl_s ||
-           (age_s == ttl_s && now.tv_nsec - st->st_mtim.tv_nsec > ttl_ns % 1000000000);
+    return kvt_shared_time_ns(now);
 }
 
-static int open_record(const struct kvt_shared_files *shared, const struct kvt_full_key *key,
-                       int *fd)
+int64_t kvt_shared_now_ns(const struct kvt_shared_files *shared)
 {
-    char dir[PATH_ROOM], path[PATH_ROOM];
+    return own_now_ns() + atomic_load_explicit(&shared->skew_ns, memory_order_relaxed);
+}
 
-    path_of(key, dir, path);
-    *fd = openat(shared->root, path, READ_MODE);
+int64_t kvt_shared_age_ns(int64_t now_ns, int64_t time_ns)
+{
+    return now_ns > time_ns ? now_ns - time_ns : time_ns - now_ns;
+}
+
+bool kvt_shared_expired(const struct kvt_shared_files *shared, const struct kvt_remote_req *req,
+                        const struct stat *st)
+{
+    int64_t ttl_ns = kvt_remote_ttl(shared->ttl_ns, req->ttl_ns);
+
+    return ttl_ns &&
+           kvt_shared_age_ns(kvt_shared_now_ns(shared), kvt_shared_time_ns(st->st_mtim)) > ttl_ns;
+}
+
+/* ---- what is told --------------------------------------------------------------------------- */
+
+/* Whether it is time, for one of all that ask. */
+static bool tell_due(const struct kvt_shared_files *shared, _Atomic int64_t *tell_ns)
+{
+    int64_t now_ns = kvt_clock_now(&shared->clock);
+    int64_t due_ns = atomic_load_explicit(tell_ns, memory_order_relaxed);
+
+    return now_ns >= due_ns &&
+           atomic_compare_exchange_strong_explicit(tell_ns, &due_ns, now_ns + TELL_NS,
+                                                   memory_order_relaxed, memory_order_relaxed);
+}
+
+void kvt_shared_link_met(struct kvt_shared_files *shared, const char *ns, const char *below)
+{
+    if (tell_due(shared, &shared->link_tell_ns))
+        kvt_log(&shared->log, KVT_LOG_WARN,
+                "remote: %s/kvt0/%s%s%s is a symbolic link: links are not followed there, so "
+                "nothing behind it is read, put, purged or counted (to have a namespace on another "
+                "drive, mount that at its name: mount --bind)",
+                shared->path, ns, below ? "/" : "", below ? below : "");
+}
+
+void kvt_shared_foreign_met(struct kvt_shared_files *shared, const char *ns, const char *below,
+                            const char *name)
+{
+    if (tell_due(shared, &shared->foreign_tell_ns))
+        kvt_log(&shared->log, KVT_LOG_WARN,
+                "remote: %s/kvt0/%s%s%s%s%.100s is none of ours: such things are neither counted "
+                "nor removed there",
+                shared->path, ns, below ? "/" : "", below ? below : "", name ? "/" : "",
+                name ? name : "");
+}
+
+/* ---- look-ups and loads --------------------------------------------------------------------- */
+
+/* The way to a record; a link on it is told. */
+static int way_to(struct kvt_shared_files *shared, struct kvt_shared_way *way,
+                  const struct kvt_full_key *key)
+{
+    int rc = kvt_shared_way_to(way, shared->root, key);
+
+    if (rc == -ELOOP)
+        kvt_shared_link_met(shared, way->name.ns, way->ns >= 0 ? way->name.below : NULL);
+    return rc;
+}
+
+static int open_record(struct kvt_shared_files *shared, struct kvt_shared_way *way,
+                       const struct kvt_full_key *key, int *fd)
+{
+    int rc = way_to(shared, way, key);
+
+    if (rc)
+        return rc;
+    *fd = openat(way->below, way->name.file, READ_MODE);
     if (*fd >= 0)
         return 0;
     if (errno == ELOOP || errno == ENXIO) /* a link, a socket */
         return KVT_E_CORRUPT;
-    return gone(errno) ? KVT_E_MISS : -errno;
+    return kvt_shared_gone(errno) ? KVT_E_MISS : -errno;
 }
 
 /* What lies at a record's name. 0; KVT_E_MISS; KVT_E_CORRUPT it is no file; -errno. */
@@ -75,10 +124,10 @@ static int look(const struct kvt_shared_files *shared, const struct kvt_remote_r
                 struct stat *st)
 {
     if (fstat(fd, st) != 0)
-        return gone(errno) ? KVT_E_MISS : -errno;
+        return kvt_shared_gone(errno) ? KVT_E_MISS : -errno;
     if (!S_ISREG(st->st_mode))
         return KVT_E_CORRUPT;
-    return expired(shared, req, st) ? KVT_E_MISS : 0;
+    return kvt_shared_expired(shared, req, st) ? KVT_E_MISS : 0;
 }
 
 /* Whether a file of that length is a record of this one, with the MAC that it has to have; who has
@@ -95,15 +144,15 @@ static int header_of(int fd, struct kvt_record_header *header)
     ssize_t got = pread(fd, header, sizeof(*header), 0);
 
     if (got < 0)
-        return gone(errno) ? KVT_E_MISS : -errno;
+        return kvt_shared_gone(errno) ? KVT_E_MISS : -errno;
     return got == (ssize_t)sizeof(*header) ? 0 : KVT_E_CORRUPT;
 }
 
-static int probe_one(const struct kvt_shared_files *shared, const struct kvt_remote_req *req,
-                     uint32_t i)
+static int probe_one(struct kvt_shared_files *shared, struct kvt_shared_way *way,
+                     const struct kvt_remote_req *req, uint32_t i)
 {
     struct kvt_record_header *header = &req->found[i].header;
-    int fd, rc = open_record(shared, &req->keys[i], &fd);
+    int fd, rc = open_record(shared, way, &req->keys[i], &fd);
     struct stat st;
 
     if (rc)
@@ -121,16 +170,19 @@ static int probe_one(const struct kvt_shared_files *shared, const struct kvt_rem
 
 static int probe(struct kvt_shared_files *shared, struct kvt_remote_req *req)
 {
+    struct kvt_shared_way way;
     int status = 0;
 
+    kvt_shared_way_init(&way);
     for (uint32_t i = 0; i < req->count; i++) {
         bool late = kvt_clock_now(&shared->clock) >= req->deadline_ns;
-        int rc = late ? KVT_E_DEADLINE : probe_one(shared, req, i);
+        int rc = late ? KVT_E_DEADLINE : probe_one(shared, &way, req, i);
 
         req->found[i].status = rc;
         if (rc && rc != KVT_E_MISS && rc != KVT_E_CORRUPT && !status)
             status = rc;
     }
+    kvt_shared_way_close(&way);
     return status;
 }
 
@@ -151,7 +203,7 @@ static int read_whole(int fd, struct kvt_remote_req *req, uint8_t *mac, size_t m
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
-            return gone(errno) ? KVT_E_MISS : -errno;
+            return kvt_shared_gone(errno) ? KVT_E_MISS : -errno;
         if (got == 0)
             return KVT_E_CORRUPT; /* shorter than it was a moment ago */
         at += (size_t)got;
@@ -160,25 +212,29 @@ static int read_whole(int fd, struct kvt_remote_req *req, uint8_t *mac, size_t m
 }
 
 /* For the cleaner: when it was read last, to the hour, however the file system is mounted. */
-static void note_use(int fd, const struct stat *st)
+static void note_use(const struct kvt_shared_files *shared, int fd, const struct stat *st)
 {
     const struct timespec times[2] = {{.tv_nsec = UTIME_NOW}, {.tv_nsec = UTIME_OMIT}};
-    struct timespec now;
+    int64_t now_ns = kvt_shared_now_ns(shared);
 
-    (void)clock_gettime(CLOCK_REALTIME, &now);
-    if (now.tv_sec - st->st_atim.tv_sec > NOTE_S && now.tv_sec - st->st_mtim.tv_sec > NOTE_S &&
+    if (kvt_shared_age_ns(now_ns, kvt_shared_time_ns(st->st_atim)) > NOTE_NS &&
+        kvt_shared_age_ns(now_ns, kvt_shared_time_ns(st->st_mtim)) > NOTE_NS &&
         futimens(fd, times) != 0)
         return; /* somebody else's file: its age is what it is */
 }
 
-static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req)
+static int get(struct kvt_shared_files *shared, struct kvt_remote_req *req)
 {
+    struct kvt_shared_way way;
     size_t mac_len = shared->mac.on ? KVT_REMOTE_MAC_BYTES : 0;
     uint8_t mac[KVT_REMOTE_MAC_BYTES];
     struct kvt_record_header other;
     struct stat st;
-    int fd, rc = open_record(shared, req->keys, &fd);
+    int fd, rc;
 
+    kvt_shared_way_init(&way);
+    rc = open_record(shared, &way, req->keys, &fd);
+    kvt_shared_way_close(&way);
     if (rc)
         return rc;
     rc = look(shared, req, fd, &st);
@@ -190,172 +246,9 @@ static int get(const struct kvt_shared_files *shared, struct kvt_remote_req *req
         rc = read_whole(fd, req, mac, mac_len);
     }
     if (!rc)
-        note_use(fd, &st);
+        note_use(shared, fd, &st);
     (void)close(fd);
     return rc ? rc : kvt_remote_unseal(&shared->mac, req, mac);
-}
-
-static int write_whole(int fd, const void *bytes, size_t len)
-{
-    const uint8_t *at = bytes;
-
-    while (len) {
-        ssize_t put = write(fd, at, len);
-
-        if (put < 0 && errno == EINTR)
-            continue;
-        if (put <= 0)
-            return errno == ENOSPC || errno == EDQUOT ? KVT_E_NO_SPACE : -errno;
-        at += put;
-        len -= (size_t)put;
-    }
-    return 0;
-}
-
-static int make_dirs(const struct kvt_shared_files *shared, char *dir)
-{
-    char *slash = strchr(dir, '/');
-
-    *slash = '\0';
-    if (mkdirat(shared->root, dir, 0700) != 0 && errno != EEXIST)
-        return errno == ENOSPC || errno == EDQUOT ? KVT_E_NO_SPACE : -errno;
-    *slash = '/';
-    if (mkdirat(shared->root, dir, 0700) != 0 && errno != EEXIST)
-        return errno == ENOSPC || errno == EDQUOT ? KVT_E_NO_SPACE : -errno;
-    return 0;
-}
-
-/* Give a file that is whole its name. */
-static int publish(const struct kvt_shared_files *shared, const char *tmp, const char *path,
-                   const char *dir, bool replace)
-{
-    for (int tries = 0; tries < 2; tries++) {
-        char copy[PATH_ROOM];
-        int rc;
-
-        if (replace ? renameat(shared->root, tmp, shared->root, path) == 0
-                    : linkat(shared->root, tmp, shared->root, path, 0) == 0)
-            return 0;
-        if (errno == EISDIR && unlinkat(shared->root, path, AT_REMOVEDIR) == 0)
-            continue; /* an empty one goes; one that holds something is left alone */
-        if (errno == EEXIST || errno == ENOTEMPTY)
-            return KVT_E_EXISTS;
-        if (errno != ENOENT)
-            return errno == ENOSPC || errno == EDQUOT ? KVT_E_NO_SPACE : -errno;
-        memcpy(copy, dir, PATH_ROOM);
-        rc = make_dirs(shared, copy);
-        if (rc)
-            return rc;
-    }
-    return -ENOENT; /* somebody removes directories as fast as we make them */
-}
-
-static int put_once(struct kvt_shared_files *shared, const struct kvt_remote_req *req)
-{
-    char dir[PATH_ROOM], path[PATH_ROOM], tmp[PATH_ROOM];
-    uint8_t mac[KVT_REMOTE_MAC_BYTES];
-    struct stat st;
-    int fd, rc;
-
-    path_of(req->keys, dir, path);
-    if (!req->replace && fstatat(shared->root, path, &st, AT_SYMLINK_NOFOLLOW) == 0) {
-        if (!expired(shared, req, &st))
-            return KVT_E_EXISTS;
-        (void)unlinkat(shared->root, path, 0); /* the cleaner's work, done now */
-    }
-    if (shared->mac.on && !kvt_remote_mac(&shared->mac, req->record, req->record_bytes, mac))
-        return -EIO;
-    (void)snprintf(
-        tmp, sizeof(tmp), "tmp/%.64s.%ld.%llu", shared->node, (long)getpid(),
-        (unsigned long long)atomic_fetch_add_explicit(&shared->number, 1, memory_order_relaxed));
-    fd = openat(shared->root, tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0)
-        return errno == ENOSPC || errno == EDQUOT ? KVT_E_NO_SPACE : -errno;
-    rc = write_whole(fd, req->record, req->record_bytes);
-    if (!rc && shared->mac.on)
-        rc = write_whole(fd, mac, sizeof(mac));
-    if (close(fd) != 0 && !rc) /* network file systems tell here that there was no room */
-        rc = errno == ENOSPC || errno == EDQUOT ? KVT_E_NO_SPACE : -errno;
-    if (!rc)
-        rc = publish(shared, tmp, path, dir, req->replace);
-    (void)unlinkat(shared->root, tmp, 0);
-    return rc;
-}
-
-/* Directories that are not there: somebody has removed them under us. */
-static int put(struct kvt_shared_files *shared, const struct kvt_remote_req *req)
-{
-    int rc = put_once(shared, req);
-
-    if (rc != -ENOENT && rc != -ESTALE)
-        return rc;
-    rc = kvt_shared_root_again(shared);
-    return rc ? rc : put_once(shared, req);
-}
-
-static int drop(const struct kvt_shared_files *shared, struct kvt_remote_req *req)
-{
-    char dir[PATH_ROOM], path[PATH_ROOM];
-    int status = 0;
-
-    for (uint32_t i = 0; i < req->count; i++) {
-        path_of(&req->keys[i], dir, path);
-        if (unlinkat(shared->root, path, 0) == 0)
-            req->removed++;
-        else if (!gone(errno) && errno != EISDIR && !status) /* a directory is no record */
-            status = -errno;
-    }
-    return status;
-}
-
-/* Every file of a directory, not of those below. */
-static int drop_files(int parent, const char *name, uint64_t *removed)
-{
-    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW), status = 0;
-    DIR *list = fd >= 0 ? fdopendir(fd) : NULL;
-    const struct dirent *entry;
-
-    if (!list) {
-        status = gone(errno) ? 0 : -errno;
-        if (fd >= 0)
-            (void)close(fd);
-        return status;
-    }
-    while ((entry = readdir(list)) != NULL) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
-            continue;
-        if (unlinkat(fd, entry->d_name, 0) == 0)
-            ++*removed;
-        else if (!gone(errno) && errno != EISDIR && !status) /* a directory is no record */
-            status = -errno;
-    }
-    (void)closedir(list);
-    (void)unlinkat(parent, name, AT_REMOVEDIR);
-    return status;
-}
-
-static int drop_ns(const struct kvt_shared_files *shared, struct kvt_remote_req *req)
-{
-    char dir[PATH_ROOM], path[PATH_ROOM];
-    int ns, status = 0;
-
-    path_of(req->keys, dir, path);
-    *strchr(dir, '/') = '\0';
-    ns = openat(shared->root, dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
-    if (ns < 0)
-        return gone(errno) ? 0 : -errno;
-    for (unsigned byte = 0; byte < 256; byte++) {
-        char name[4];
-        int rc;
-
-        (void)snprintf(name, sizeof(name), "%02x", byte);
-        rc = drop_files(ns, name, &req->removed);
-        if (rc && !status)
-            status = rc;
-    }
-    (void)close(ns);
-    (void)unlinkat(shared->root, dir, AT_REMOVEDIR);
-    return status;
 }
 
 int kvt_shared_files_do(struct kvt_shared_files *shared, struct kvt_remote_req *req)
@@ -373,18 +266,36 @@ int kvt_shared_files_do(struct kvt_shared_files *shared, struct kvt_remote_req *
     case KVT_REMOTE_GET:
         return get(shared, req);
     case KVT_REMOTE_PUT:
-        return put(shared, req);
+        return kvt_shared_put(shared, req);
     case KVT_REMOTE_DROP:
-        return drop(shared, req);
+        return kvt_shared_drop(shared, req);
     case KVT_REMOTE_DROP_NS:
-        return drop_ns(shared, req);
+        return kvt_shared_drop_ns(shared, req);
     }
     return -EINVAL;
+}
+
+/* A file for a moment, for its time. */
+static void look_at_clock(struct kvt_shared_files *shared)
+{
+    char name[160];
+    int fd, dir = kvt_shared_dir_at(shared->root, "tmp");
+
+    (void)snprintf(name, sizeof(name), "%.64s.%ld.clock", shared->node, (long)getpid());
+    fd = dir >= 0 ? kvt_shared_create(shared, dir, name) : -1;
+    if (fd >= 0) {
+        (void)close(fd);
+        (void)unlinkat(dir, name, 0);
+    }
+    if (dir >= 0)
+        (void)close(dir);
 }
 
 int kvt_shared_files_open(struct kvt_shared_files *shared, const char *path, char *error,
                           size_t error_len)
 {
+    int rc;
+
     shared->clock = kvt_clock_system();
     if (gethostname(shared->node, sizeof(shared->node) - 1) != 0)
         shared->node[0] = '\0';
@@ -392,7 +303,10 @@ int kvt_shared_files_open(struct kvt_shared_files *shared, const char *path, cha
         if (*at == '/')
             *at = '_';
     atomic_init(&shared->number, (uint64_t)kvt_clock_now(&shared->clock));
-    return kvt_shared_root_open(shared, path, error, error_len);
+    rc = kvt_shared_root_open(shared, path, error, error_len);
+    if (!rc)
+        look_at_clock(shared);
+    return rc;
 }
 
 void kvt_shared_files_close(struct kvt_shared_files *shared)
@@ -401,4 +315,5 @@ void kvt_shared_files_close(struct kvt_shared_files *shared)
         (void)close(shared->root);
     shared->root = -1;
     (void)pthread_mutex_destroy(&shared->root_lock);
+    (void)pthread_mutex_destroy(&shared->notes_lock);
 }

@@ -6,14 +6,31 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <sys/stat.h>
 
 #include "base/clock.h"
 #include "remote/remote.h"
 #include "remote/remote_seal.h"
+#include "remote/shared_path.h"
+
+#define KVT_SHARED_NOTES 64u
+
+/* What this process knows of a namespace that it puts to. */
+struct kvt_shared_note {
+    char ns[2 * KVT_NS_BYTES + 1];
+    bool said; /* how long its records live: in its file "ttl" */
+    bool far;  /* a mount of its own: nothing can be linked there from kvt0/tmp */
+    int64_t ttl_ns;
+};
 
 struct kvt_shared_files {
     struct kvt_remote_mac mac;
     struct kvt_clock clock;
+    _Atomic int64_t skew_ns; /* the file server's clock - ours, where they differ by seconds */
+    _Atomic int64_t link_tell_ns, foreign_tell_ns; /* no warning of that before */
+    _Atomic bool ttl_said; /* a namespace of this process has one: the cleaner has work */
+    pthread_mutex_t notes_lock;
+    struct kvt_shared_note notes[KVT_SHARED_NOTES]; /* under it; by first bytes */
     int64_t ttl_ns;            /* what was written before that is not there; 0: for ever */
     int root;                  /* descriptor of ROOT/kvt0; its number stays the same */
     char path[1024];           /* ROOT */
@@ -42,6 +59,41 @@ __attribute__((warn_unused_result)) int kvt_shared_root_again(struct kvt_shared_
  * where nothing has the name. */
 void kvt_shared_root_look(struct kvt_shared_files *shared, enum kvt_remote_op op);
 void kvt_shared_files_close(struct kvt_shared_files *shared);
+
+/* What time it is for the file server; a file's time, whatever it says; the distance of two, in
+ * either direction: of a time that lies ahead all that is known is that somebody's clock was wrong.
+ */
+int64_t kvt_shared_now_ns(const struct kvt_shared_files *shared);
+int64_t kvt_shared_time_ns(struct timespec time);
+int64_t kvt_shared_age_ns(int64_t now_ns, int64_t time_ns);
+/* The server's clock - ours, from the time that a file got which was made between the two: 0 where
+ * less than two seconds are to be explained. Pure. */
+int64_t kvt_shared_skew_ns(int64_t before_ns, int64_t got_ns, int64_t after_ns);
+
+/* A directory on the way to records is a symbolic link, or (met) there is something among records
+ * that is none of ours: told once in ten minutes. below, name: NULL where it is not as deep. */
+void kvt_shared_link_met(struct kvt_shared_files *shared, const char *ns, const char *below);
+void kvt_shared_foreign_met(struct kvt_shared_files *shared, const char *ns, const char *below,
+                            const char *name);
+
+/* ---- shared_put.c */
+/* A file made for writing, by a name of ours; the clock is looked at. A descriptor; KVT_E_NO_SPACE,
+ * -errno. */
+__attribute__((warn_unused_result)) int kvt_shared_create(struct kvt_shared_files *shared, int dir,
+                                                          const char *name);
+__attribute__((warn_unused_result)) int kvt_shared_put(struct kvt_shared_files *shared,
+                                                       const struct kvt_remote_req *req);
+/* What is known of a namespace is out of date: it is being removed. */
+void kvt_shared_forget(struct kvt_shared_files *shared, const char *ns);
+/* Of a look-up too: older than it may be. */
+bool kvt_shared_expired(const struct kvt_shared_files *shared, const struct kvt_remote_req *req,
+                        const struct stat *st);
+
+/* ---- shared_drop.c */
+__attribute__((warn_unused_result)) int kvt_shared_drop(struct kvt_shared_files *shared,
+                                                        struct kvt_remote_req *req);
+__attribute__((warn_unused_result)) int kvt_shared_drop_ns(struct kvt_shared_files *shared,
+                                                           struct kvt_remote_req *req);
 
 /* The status that the request ends with. */
 __attribute__((warn_unused_result)) int kvt_shared_files_do(struct kvt_shared_files *shared,

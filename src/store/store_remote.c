@@ -89,9 +89,8 @@ int64_t kvt_l3_run(struct kvt_store *store)
     next_run = KVT_MIN(next_run, kvt_l3_gets_run(store, now));
     next_run = KVT_MIN(next_run, kvt_l3_puts_run(store, now));
     for (uint32_t i = 0; i < KVT_STORE_PURGES; i++)
-        if (store->remote->purges[i].busy)
-            next_run =
-                KVT_MIN(next_run, store->remote->purges[i].req.deadline_ns + KVT_REMOTE_GRACE_NS);
+        if (store->remote->purges[i].state != KVT_DROP_NONE)
+            next_run = KVT_MIN(next_run, store->remote->purges[i].until_ns);
     return next_run;
 }
 

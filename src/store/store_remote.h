@@ -73,7 +73,10 @@ enum kvt_drop_state { KVT_DROP_NONE, KVT_DROP_WAITS, KVT_DROP_GOES, KVT_DROP_DON
 struct kvt_remote_purge {
     struct kvt_remote_req req;
     enum kvt_drop_state state;
-    bool busy; /* the backend has it */
+    bool busy;     /* the backend has it */
+    int refused;   /* DONE without having been carried out; the request may be the one before's */
+    uint64_t seen; /* records removed there, when that was looked at last */
+    int64_t until_ns; /* given up then, where nothing more is removed */
     struct kvt_full_key keys[KVT_MSG_KEYS_MAX];
 };
 

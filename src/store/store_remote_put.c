@@ -14,7 +14,8 @@
 #include "kvtier/error.h"
 #include "store/store_remote.h"
 
-#define PURGE_NS INT64_C(30000000000)
+#define PURGE_NS INT64_C(600000000000)      /* of a namespace, as long as something is removed */
+#define PURGE_STILL_NS INT64_C(10000000000) /* without anything removed there it is given up */
 #define PUT_DEADLINE_NS INT64_C(5000000000)
 
 void kvt_l3_offer(struct kvt_store *store, uint32_t slot, bool first)
@@ -149,11 +150,15 @@ void kvt_l3_purge(struct kvt_store *store, const struct kvt_store_purge *purge)
     if (!store->remote || purge->silent)
         return;
     drop = &store->remote->purges[purge - store->purges];
+    drop->until_ns = kvt_store_now(store) + PURGE_STILL_NS;
     if (drop->busy) { /* the one before in this place was given up on, and is still under way */
-        store->counts.remote_purge_fail++;
+        drop->state = KVT_DROP_DONE;
+        drop->refused = -EAGAIN;
         return;
     }
     drop->state = KVT_DROP_WAITS;
+    drop->refused = 0;
+    drop->seen = 0;
     drop->req = (struct kvt_remote_req){.op = purge->whole ? KVT_REMOTE_DROP_NS : KVT_REMOTE_DROP,
                                         .keys = drop->keys,
                                         .user = drop};
@@ -180,6 +185,23 @@ static bool put_meant(const struct kvt_store *store, const struct kvt_remote_pur
     return false;
 }
 
+/* Whether it goes on: the backend has it, and removes something. */
+static bool drop_goes_on(const struct kvt_store *store, struct kvt_remote_purge *drop)
+{
+    uint64_t removed = atomic_load_explicit(&drop->req.removed, memory_order_relaxed);
+    int64_t now = kvt_store_now(store);
+
+    if (removed != drop->seen)
+        drop->until_ns = KVT_MIN(now + PURGE_STILL_NS, drop->req.deadline_ns + KVT_REMOTE_GRACE_NS);
+    drop->seen = removed;
+    return drop->busy && now < drop->until_ns;
+}
+
+static int drop_status(const struct kvt_remote_purge *drop)
+{
+    return drop->refused ? drop->refused : drop->req.status;
+}
+
 bool kvt_l3_purged(struct kvt_store *store, struct kvt_store_purge *purge)
 {
     struct kvt_remote_purge *drop;
@@ -189,19 +211,27 @@ bool kvt_l3_purged(struct kvt_store *store, struct kvt_store_purge *purge)
     drop = &store->remote->purges[purge - store->purges];
     switch (drop->state) {
     case KVT_DROP_WAITS:
-        if (put_meant(store, drop))
+        if (put_meant(store, drop) && kvt_store_now(store) < drop->until_ns)
             return false;
-        drop->busy = kvt_l3_submit(store, &drop->req, PURGE_NS);
-        drop->state = drop->busy ? KVT_DROP_GOES : KVT_DROP_DONE;
-        if (!drop->busy)
-            drop->req.status = -EAGAIN;
+        drop->state = KVT_DROP_DONE;
+        if (put_meant(store, drop)) { /* it hangs: what it puts may come after all */
+            kvt_l3_given_up(store);
+            drop->refused = KVT_E_DEADLINE;
+        } else {
+            drop->busy = kvt_l3_submit(
+                store, &drop->req, drop->req.op == KVT_REMOTE_DROP_NS ? PURGE_NS : PURGE_STILL_NS);
+            if (drop->busy)
+                drop->state = KVT_DROP_GOES;
+            else
+                drop->refused = -EAGAIN;
+        }
         return kvt_l3_purged(store, purge);
     case KVT_DROP_GOES:
-        if (drop->busy && kvt_store_now(store) < drop->req.deadline_ns + KVT_REMOTE_GRACE_NS)
+        if (drop_goes_on(store, drop))
             return false;
         if (drop->busy) {
             kvt_l3_given_up(store);
-            drop->req.status = KVT_E_DEADLINE;
+            drop->refused = KVT_E_DEADLINE;
         }
         break;
     case KVT_DROP_DONE:
@@ -211,14 +241,14 @@ bool kvt_l3_purged(struct kvt_store *store, struct kvt_store_purge *purge)
     }
     drop->state = KVT_DROP_NONE;
     kvt_l3_known_forget_all(store->remote); /* look-ups may have met what was about to go */
-    if (drop->req.status) {
+    if (drop_status(drop)) {
         store->counts.remote_purge_fail++;
         kvt_log(&store->params.log, KVT_LOG_WARN,
                 "purge: the shared tier was not reached, or not all of it (%s): what was purged is "
                 "gone here, and may still be there; repeat it",
-                kvt_strerror(drop->req.status));
+                kvt_strerror(drop_status(drop)));
         if (!purge->status)
-            purge->status = drop->req.status;
+            purge->status = drop_status(drop);
     } else {
         store->counts.remote_purged += drop->req.removed;
     }

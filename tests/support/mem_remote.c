@@ -100,7 +100,7 @@ static int drop(struct mem_remote *remote, struct kvt_remote_req *req)
         if (!meant)
             continue;
         remove_at(tier, i);
-        req->removed++;
+        kvt_remote_removed(req, 1);
     }
     return 0;
 }

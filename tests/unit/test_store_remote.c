@@ -775,6 +775,88 @@ static void test_a_purge_that_fails_there_says_so(void **state)
     assert_int_equal(tier.count, 0);
 }
 
+static uint64_t send_purge(uint64_t cookie)
+{
+    struct kvt_msg_keys purge = {
+        .msg = {.bytes = sizeof(purge), .op = KVT_OP_PURGE, .cookie = cookie, .ns = ns}};
+
+    assert_int_equal(rig_send(&rig, 1, &purge), 0);
+    rig_settle(&rig);
+    return cookie;
+}
+
+/* A tier that hangs: a purge is given up after ten seconds, and says so; so does the next one,
+ * which cannot even be handed in, and one that would have to wait for a put that hangs. */
+static void test_a_purge_of_a_tier_that_hangs(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+
+    (void)state;
+    begin(&o);
+    remote.hold = true;
+    (void)send_purge(70);
+    rig_advance(&rig, 9 * SECOND);
+    rig_settle(&rig);
+    assert_null(rig_reply(&rig, 70));
+    rig_advance(&rig, 2 * SECOND);
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, 70));
+    assert_int_equal(rig_reply(&rig, 70)->status, KVT_E_DEADLINE);
+    (void)send_purge(71);
+    assert_non_null(rig_reply(&rig, 71));
+    assert_int_equal(rig_reply(&rig, 71)->status, -EAGAIN);
+    assert_int_equal(rig_stats(&rig).remote_purge_fail, 2);
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0), 0);
+    remote.hold = true;
+    assert_int_equal(put(1, 4), 4);
+    rig_settle(&rig);
+    (void)send_purge(72);
+    assert_null(rig_reply(&rig, 72));
+    rig_advance(&rig, 11 * SECOND);
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, 72));
+    assert_int_equal(rig_reply(&rig, 72)->status, KVT_E_DEADLINE);
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0), 0);
+    assert_int_equal(tier.count, 0);
+}
+
+/* One that removes something all the while goes on: a large namespace takes longer than that. */
+static void test_a_purge_that_takes_long(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+
+    (void)state;
+    begin(&o);
+    remote.hold = true;
+    (void)send_purge(70);
+    assert_non_null(remote.queue);
+    for (int i = 0; i < 10; i++) {
+        rig_advance(&rig, 9 * SECOND);
+        kvt_remote_removed(remote.queue, 1);
+        rig_settle(&rig);
+        assert_null(rig_reply(&rig, 70));
+    }
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, 70));
+    assert_int_equal(rig_reply(&rig, 70)->status, 0);
+    remote.hold = true; /* but not for ever */
+    (void)send_purge(71);
+    for (int i = 0; i < 80 && !rig_reply(&rig, 71); i++) {
+        rig_advance(&rig, 9 * SECOND);
+        kvt_remote_removed(remote.queue, 1);
+        rig_settle(&rig);
+    }
+    assert_non_null(rig_reply(&rig, 71));
+    assert_int_equal(rig_reply(&rig, 71)->status, KVT_E_DEADLINE);
+    remote.hold = false;
+    rig_settle(&rig);
+}
+
 /* A read under way of what is purged grants nothing. */
 static void test_a_purge_during_a_read(void **state)
 {
@@ -860,6 +942,8 @@ int main(void)
         cmocka_unit_test_teardown(test_a_purge_reaches_there, tear_down),
         cmocka_unit_test_teardown(test_a_purge_waits_for_puts, tear_down),
         cmocka_unit_test_teardown(test_a_purge_that_fails_there_says_so, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_of_a_tier_that_hangs, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_that_takes_long, tear_down),
         cmocka_unit_test_teardown(test_a_purge_during_a_read, tear_down),
         cmocka_unit_test_teardown(test_a_namespace_takes_its_time_to_live_along, tear_down),
     };
