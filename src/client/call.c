@@ -30,7 +30,7 @@ static void call_init(struct kvt_call *call)
 }
 
 /* Wait until credits, flights, ring space or a purge's place may have come back. */
-static void wait_room(struct kvt_cache *cache)
+void kvt_call_wait_room(struct kvt_cache *cache)
 {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
@@ -66,7 +66,7 @@ static void *call_begin(struct kvt_cache *cache, struct kvt_call *call, uint32_t
             kvt_flight_put(cache, flight);
             kvt_reply_wake(cache);
         }
-        wait_room(cache);
+        kvt_call_wait_room(cache);
     }
 }
 
@@ -474,7 +474,7 @@ long kvt_purge(struct kvt_ns *ns, const struct kvt_key *keys, size_t n)
         return refused("kvt_purge", ns, keys, n, rc);
     struct kvt_cache *cache = ns->cache;
     while (cache->purges == PURGES_MAX)
-        wait_room(cache);
+        kvt_call_wait_room(cache);
     cache->purges++;
     long removed = keys != NULL ? call_sum(ns, KVT_OP_PURGE, keys, n, 0) : purge_all(ns);
     cache->purges--;

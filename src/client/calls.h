@@ -41,6 +41,8 @@ long kvt_call_lookup(struct kvt_ns *ns, const struct kvt_key *keys, size_t n,
 int kvt_lookup_opts_read(const struct kvt_lookup_opts *from, struct kvt_lookup_opts *opts);
 /* *handle: 0 where a remote store is away for now; the next connection opens it. */
 int kvt_call_ns_open(struct kvt_cache *cache, const struct kvt_msg_ns_open *msg, uint32_t *handle);
+/* Until credits, flights or ring space may have come back. Lock held, released meanwhile. */
+void kvt_call_wait_room(struct kvt_cache *cache);
 /* Ask something for which nobody waits. false: no room for it. Lock held. */
 bool kvt_call_ping(struct kvt_cache *cache);
 int kvt_call_stat(struct kvt_cache *cache, uint64_t *values, uint32_t values_max, uint32_t *count);

@@ -108,9 +108,9 @@ static void refusal(const struct kvt_ns *ns, uint32_t i, int rc, char why[REFUSA
                        group->uniform[KVT_LEVEL_RAW]->record_bytes, (unsigned)group->group);
     else if (rc == KVT_E_LIMIT)
         (void)snprintf(why, REFUSAL_BYTES,
-                       "the store has had as many namespaces as it can have since it was opened "
-                       "(4,096 of models, layouts, groups and salts): open it anew, or restart its "
-                       "kvtierd");
+                       "4,096 namespaces (of models, layouts, groups and salts) are the most, and "
+                       "each is open or holds blocks: close those that are not used "
+                       "(kvt_ns_close()), or purge some (kvt_purge(), kvtier purge)");
 }
 
 /* Every group has a handle of its own. */
@@ -127,6 +127,39 @@ static int groups_open(struct kvt_ns *ns, char why[REFUSAL_BYTES])
             refusal(ns, i, rc, why);
     }
     return rc;
+}
+
+static bool opened_twice(const struct kvt_ns *ns)
+{
+    const struct kvt_ns *other;
+    TAILQ_FOREACH(other, &ns->cache->namespaces, list)
+    {
+        if (other != ns && memcmp(other->id, ns->id, sizeof(ns->id)) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The store may use the handles for others. Lock held, released while there is no room; ns is on no
+ * list. Whoever opens the same namespace meanwhile is on the list before it asks. */
+static void groups_close(const struct kvt_ns *ns)
+{
+    struct kvt_cache *cache = ns->cache;
+    const uint32_t life = cache->link_lives;
+    for (uint32_t i = 0; i < ns->shape->group_count;) {
+        struct kvt_msg *msg = NULL;
+        if (cache->broken || life != cache->link_lives || opened_twice(ns))
+            return; /* a store that has gone knows of no handle; another one uses these */
+        if (ns->groups[i].handle != 0 &&
+            (msg = kvt_msg_reserve(cache, sizeof(*msg), KVT_OP_NS_CLOSE, 0, ns->groups[i].handle,
+                                   0)) == NULL) {
+            kvt_call_wait_room(cache);
+            continue;
+        }
+        if (msg != NULL)
+            kvt_msg_push(cache, msg);
+        i++;
+    }
 }
 
 void kvt_ns_free(struct kvt_ns *ns)
@@ -164,8 +197,10 @@ static int ns_register(struct kvt_cache *cache, const struct kvt_layout *layout,
         /* On the list before it is open: a connection that comes meanwhile opens it too. */
         TAILQ_INSERT_TAIL(&cache->namespaces, ns, list);
         rc = groups_open(ns, why);
-        if (rc != 0)
+        if (rc != 0) {
             TAILQ_REMOVE(&cache->namespaces, ns, list);
+            groups_close(ns);
+        }
     }
     if (rc != 0 && ns != NULL)
         kvt_ns_free(ns);
@@ -213,6 +248,7 @@ void kvt_ns_close(struct kvt_ns *ns)
     while (ns->refs > 0)
         pthread_cond_wait(&cache->idle, &cache->lock);
     TAILQ_REMOVE(&cache->namespaces, ns, list);
+    groups_close(ns);
     kvt_planning_keep(ns);
     cache->callers--;
     pthread_cond_broadcast(&cache->idle);

@@ -1,8 +1,8 @@
 /* Messages between the client half and the store half: the same bytes in-process and over shared
  * memory. Fixed-width little-endian, multiples of 8 bytes, at most KVT_MSG_BYTES_MAX.
  *
- * Every request but COMMIT/ABORT/RELEASE/TOUCH/CANCEL with cookie 0 gets exactly one reply, except
- * ACQUIRE, which gets exactly one GRANT per key, in chain order.
+ * Every request but COMMIT/ABORT/RELEASE/TOUCH/CANCEL/NS_CLOSE with cookie 0 gets exactly one
+ * reply, except ACQUIRE, which gets exactly one GRANT per key, in chain order.
  * Slots: (slot, generation) names one life of one slot; a reused slot can never satisfy an old
  * reference (KVT_E_STALE).
  *
@@ -19,6 +19,7 @@
  *                                       there, pinned: root, segment, offset
  *   (read the file, verify, decode)
  *   RELEASE direct                 ->   -   (bad: the store drops the disk's copy)
+ *   NS_CLOSE                       ->   -   (the client uses its handle no more)
  *   CANCEL cookie of an ACQUIRE    ->   the GRANTs still owed arrive with KVT_E_CANCELED
  */
 #ifndef KVT_FORMAT_MESSAGE_H
@@ -31,7 +32,7 @@
 #include "format/record.h"
 #include "kvtier/layout.h"
 
-#define KVT_PROTO_VERSION 2u
+#define KVT_PROTO_VERSION 3u
 #define KVT_MSG_BYTES_MAX (64u << 10)
 #define KVT_MSG_KEYS_MAX 1024u /* keys of one message: the client splits longer chains */
 
@@ -53,6 +54,7 @@ enum kvt_op {
     KVT_OP_STAT,
     KVT_OP_USAGE,
     KVT_OP_HIST,
+    KVT_OP_NS_CLOSE,
     KVT_OP_REPLY = 64, /* | with the request's op in kvt_msg.reply_to */
     KVT_OP_GRANT = 65
 };
@@ -231,7 +233,9 @@ struct kvt_msg_usage_reply {
 };
 static_assert(sizeof(struct kvt_usage_row) == 120, "wire row");
 
-/* FLUSH: header only; reply.status. STAT: header only; the reply carries the counters of
+/* NS_CLOSE: header only. A client has a namespace open once, however often it opened it: closed is
+ * closed.
+ * FLUSH: header only; reply.status. STAT: header only; the reply carries the counters of
  * store/counters.h in their order, then for each root a struct kvt_store_root_state (store.h). */
 struct kvt_msg_stat_reply {
     struct kvt_msg msg; /* count: number of values */

@@ -86,6 +86,10 @@
     X(ttl_expired, "ttl.expired", "blocks gone: not used for the time to live")                   \
     X(quota_evicted, "quota.evicted", "blocks given up for others of their namespace: its quota") \
     X(quota_refused, "quota.refused", "stores dropped: the namespace is full of blocks in use")   \
+    X(ns_refused, "index.namespaces_refused",                                                     \
+      "namespaces refused: as many are open, or hold blocks, as there may be")                    \
+    X(ns_given_back, "index.namespaces_given_back",                                               \
+      "closed and empty namespaces whose place another one took")                                 \
     X(pin_refused, "pin.refused", "pins refused by the pin budget")                               \
     X(flushes, "flush.count", "flushes completed")                                                \
     X(scrub_records, "scrub.records", "cold records read back from disk and verified")            \

@@ -118,25 +118,57 @@ bool kvt_namespaces_same(const struct kvt_namespaces *spaces, uint32_t one, uint
     return spaces->table[one].leader == spaces->table[other].leader;
 }
 
-/* A number for a new namespace: an unused one, else one of an empty, never opened namespace. */
+static bool is_open(const struct kvt_namespace *ns)
+{
+    for (unsigned i = 0; i < KVT_ARRAY_LEN(ns->clients); i++)
+        if (ns->clients[i])
+            return true;
+    return false;
+}
+
+/* Nobody has it open, and nothing is left of it. */
+static bool may_go(const struct kvt_namespaces *spaces, uint32_t number)
+{
+    const struct kvt_namespace *ns = &spaces->table[number];
+
+    if (is_open(ns) || ns->purging || ns->blocks || ns->bytes || ns->filling_bytes ||
+        (ns->leader == number && ns->next_group != number))
+        return false;
+    return !spaces->user.busy || !spaces->user.busy(spaces->user.ctx, number);
+}
+
+static void give_back(struct kvt_namespaces *spaces, uint32_t number)
+{
+    struct kvt_namespace *ns = &spaces->table[number];
+
+    if (spaces->user.forget)
+        spaces->user.forget(spaces->user.ctx, number);
+    ring_leave(spaces, number);
+    spaces->given_back += ns->opened;
+    spaces->used--;
+    ns->used = 0;
+    rebuild(spaces);
+}
+
+/* A number for a new namespace: an unused one, else that of one that is empty and closed: those
+ * that were never opened first, then whichever was closed first. */
 static uint32_t number_take(struct kvt_namespaces *spaces)
 {
+    uint32_t best = KVT_NS_NONE;
+
     if (spaces->touched < KVT_NAMESPACES_MAX)
         return spaces->touched++;
     for (uint32_t i = 0; i < spaces->touched; i++) {
-        struct kvt_namespace *ns = &spaces->table[i];
+        const struct kvt_namespace *ns = &spaces->table[i];
 
-        if (ns->used &&
-            (ns->opened || ns->purging || ns->blocks || (ns->leader == i && ns->next_group != i)))
+        if (best != KVT_NS_NONE && ns->closed >= spaces->table[best].closed)
             continue;
-        if (ns->used)
-            ring_leave(spaces, i);
-        spaces->used -= ns->used;
-        ns->used = 0;
-        rebuild(spaces);
-        return i;
+        if (may_go(spaces, i))
+            best = i;
     }
-    return KVT_NS_NONE;
+    if (best != KVT_NS_NONE)
+        give_back(spaces, best);
+    return best;
 }
 
 uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_NS_BYTES],
@@ -151,9 +183,11 @@ uint32_t kvt_namespaces_add(struct kvt_namespaces *spaces, const uint8_t id[KVT_
     if (number == KVT_NS_NONE)
         return number;
     ns = &spaces->table[number];
+    const uint32_t life = ns->opened ? (ns->life + 1) % KVT_NS_LIVES : ns->life;
     memset(ns, 0, sizeof(*ns));
     memcpy(ns->id, id, KVT_NS_BYTES);
     ns->group = group;
+    ns->life = life;
     ns->used = 1;
     spaces->used++;
     ring_enter(spaces, number);
@@ -211,6 +245,60 @@ long kvt_namespaces_open(struct kvt_namespaces *spaces, const struct kvt_msg_ns_
     memcpy(ns->label, open->label, sizeof(ns->label));
     ns->label[sizeof(ns->label) - 1] = 0;
     return (long)number;
+}
+
+uint32_t kvt_namespaces_handle(const struct kvt_namespaces *spaces, uint32_t ns)
+{
+    return spaces->table[ns].life * KVT_NAMESPACES_MAX + ns + 1;
+}
+
+bool kvt_namespaces_valid(const struct kvt_namespaces *spaces, uint32_t handle)
+{
+    uint32_t number = kvt_handle_number(handle);
+
+    return handle && number < spaces->touched && spaces->table[number].used &&
+           spaces->table[number].opened && kvt_namespaces_handle(spaces, number) == handle;
+}
+
+static void bit_clear(struct kvt_namespaces *spaces, uint32_t ns, uint32_t place)
+{
+    struct kvt_namespace *n = &spaces->table[ns];
+    uint64_t bit = UINT64_C(1) << place % 64;
+
+    if (!(n->clients[place / 64] & bit))
+        return;
+    n->clients[place / 64] &= ~bit;
+    if (!is_open(n))
+        n->closed = ++spaces->closings;
+}
+
+static void place_clear(struct kvt_namespaces *spaces, uint32_t place)
+{
+    for (uint32_t i = 0; i < spaces->touched; i++)
+        bit_clear(spaces, i, place);
+}
+
+void kvt_namespaces_leave(struct kvt_namespaces *spaces, uint32_t ns, uint32_t client)
+{
+    if (spaces->client_of[client % KVT_NS_CLIENTS] == client)
+        bit_clear(spaces, ns, client % KVT_NS_CLIENTS);
+}
+
+void kvt_namespaces_client_gone(struct kvt_namespaces *spaces, uint32_t client)
+{
+    if (spaces->client_of[client % KVT_NS_CLIENTS] == client)
+        place_clear(spaces, client % KVT_NS_CLIENTS);
+}
+
+void kvt_namespaces_enter(struct kvt_namespaces *spaces, uint32_t ns, uint32_t client)
+{
+    uint32_t place = client % KVT_NS_CLIENTS;
+
+    if (spaces->client_of[place] != client) { /* of one that has ended */
+        place_clear(spaces, place);
+        spaces->client_of[place] = client;
+    }
+    spaces->table[ns].clients[place / 64] |= UINT64_C(1) << place % 64;
 }
 
 uint8_t kvt_namespaces_mixed(struct kvt_namespaces *spaces, uint32_t ns, int level,

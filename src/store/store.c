@@ -73,6 +73,8 @@ static int tables_init(struct kvt_store *store)
     if (!err)
         err = kvt_namespaces_init(&store->spaces);
     if (!err)
+        kvt_ns_init(store);
+    if (!err)
         err = kvt_pins_init(&store->pins);
     if (!err)
         err = kvt_loads_init(store);
@@ -218,6 +220,7 @@ static void client_ends(struct kvt_store *store, uint32_t client, bool fills)
     kvt_loads_client_gone(store, client);
     kvt_directs_client_gone(store, client);
     kvt_pins_client_gone(store, client);
+    kvt_namespaces_client_gone(&store->spaces, client);
     holds_end(store, client, fills);
 }
 

@@ -192,7 +192,7 @@ static int32_t load_new(struct kvt_store *store, uint32_t client, const struct k
     load->client = client;
     load->cookie = msg->cookie;
     load->start_ns = store->last_message_ns;
-    load->ns = msg->ns - 1;
+    load->ns = kvt_handle_number(msg->ns);
     for (uint32_t i = 0; i < msg->count; i++) {
         uint32_t item = store->item_free;
         struct kvt_load_item *it = &store->items[item];

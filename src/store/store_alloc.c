@@ -254,7 +254,8 @@ static bool alloc_valid(const struct kvt_store *store, const struct kvt_msg_allo
 void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
 {
     const struct kvt_msg_alloc *request = (const struct kvt_msg_alloc *)msg;
-    struct chain chain = {.store = store, .request = request, .client = client, .ns = msg->ns - 1};
+    struct chain chain = {
+        .store = store, .request = request, .client = client, .ns = kvt_handle_number(msg->ns)};
     struct kvt_msg_alloc_reply *reply;
     int32_t refusal = 0;
 

@@ -37,6 +37,7 @@ static const struct handler handlers[] = {
     [KVT_OP_USAGE] = {kvt_handle_usage, sizeof(struct kvt_msg_usage), 0, 0, 0},
     [KVT_OP_STAT] = {kvt_handle_stat, sizeof(struct kvt_msg), 0, 0, 0},
     [KVT_OP_HIST] = {kvt_handle_hist, sizeof(struct kvt_msg), 0, 0, 0},
+    [KVT_OP_NS_CLOSE] = {kvt_handle_ns_close, sizeof(struct kvt_msg), 0, 1, 0},
 };
 
 static_assert(sizeof(struct kvt_slot_ref) == 24, "wire slot reference");
@@ -81,12 +82,6 @@ void kvt_key_full(const struct kvt_store *store, uint32_t ns, const struct kvt_m
     out->shard = key->shard;
 }
 
-static bool ns_valid(const struct kvt_store *store, uint32_t handle)
-{
-    return handle >= 1 && handle <= store->spaces.touched &&
-           kvt_namespace_at(&store->spaces, handle - 1)->opened;
-}
-
 static bool keys_valid(const struct kvt_msg_key *keys, uint32_t count, uint16_t group)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -99,7 +94,7 @@ static bool keys_valid(const struct kvt_msg_key *keys, uint32_t count, uint16_t 
 static bool is_silent(uint16_t op)
 {
     return op == KVT_OP_COMMIT || op == KVT_OP_ABORT || op == KVT_OP_RELEASE ||
-           op == KVT_OP_TOUCH || op == KVT_OP_CANCEL;
+           op == KVT_OP_TOUCH || op == KVT_OP_CANCEL || op == KVT_OP_NS_CLOSE;
 }
 
 /* A refused ACQUIRE is owed one GRANT per key, which its count says. */
@@ -141,10 +136,12 @@ int kvt_store_handle(struct kvt_store *store, uint32_t client, const struct kvt_
         return 1;
     }
     bytes = handler->fixed_bytes + (uint64_t)handler->entry_bytes * msg->count;
-    if (msg->bytes != kvt_round_up(bytes, 8) || (handler->takes_ns && !ns_valid(store, msg->ns)) ||
+    if (msg->bytes != kvt_round_up(bytes, 8) ||
+        (handler->takes_ns && !kvt_namespaces_valid(&store->spaces, msg->ns)) ||
         (handler->keys &&
          !keys_valid((const struct kvt_msg_key *)((const uint8_t *)msg + handler->fixed_bytes),
-                     msg->count, kvt_namespace_at(&store->spaces, msg->ns - 1)->group))) {
+                     msg->count,
+                     kvt_namespace_at(&store->spaces, kvt_handle_number(msg->ns))->group))) {
         refuse(store, client, msg);
         return 1;
     }

@@ -6,7 +6,8 @@
  *   store_handle.c   checks a message, calls     store_load.c    loads in progress
  *   store_entry.c    entry <-> slot <-> disk     store_read.c    reads in flight
  *   store_room.c     makes room: evict, reclaim  store_write.c   write queue, batches
- *   store_query.c    LOOKUP, TOUCH, PIN, NS_OPEN store_flush.c   FLUSH; store_purge.c PURGE
+ *   store_query.c    LOOKUP, TOUCH, PIN          store_flush.c   FLUSH; store_purge.c PURGE
+ *   store_ns.c       NS_OPEN, NS_CLOSE
  *   store_later.c    writes put off              store_admit.c   which blocks are written
  *   store_ttl.c      time to live                store_quota.c   bytes of a namespace
  *   store_alloc.c    ALLOC, COMMIT, ABORT        store_stats.c   STAT, stats file
@@ -295,6 +296,7 @@ void kvt_room_sweep(struct kvt_store *store);
 
 /* ---- messages; checked by store_handle.c */
 void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_ns_close(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_lookup(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_touch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_pin(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
@@ -326,6 +328,8 @@ bool kvt_l3_idle(const struct kvt_store *store);
 void kvt_l3_stats(const struct kvt_store *store, struct kvt_store_stats *stats);
 /* A LOOKUP has to ask there first: it is answered later. false: answer it now. */
 bool kvt_l3_lookup(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+/* One of a namespace is waited for. */
+bool kvt_l3_looking(const struct kvt_store *store, uint32_t ns);
 /* A record of that level at least is known to be there. */
 bool kvt_l3_known(struct kvt_store *store, struct kvt_fp fp, uint8_t min_level, uint8_t *map);
 /* A key of a load is not here but there, so long. read: a slot for it, with its read under way;
@@ -351,8 +355,12 @@ void kvt_find_keys(struct kvt_store *store, uint32_t ns, const struct kvt_msg_ke
                    uint32_t count);
 /* Answer a LOOKUP by what is known now. */
 void kvt_lookup_answer(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+
+/* ---- store_ns.c */
 /* Tables that hold what all caps can, with the records of the namespaces opened. */
 __attribute__((warn_unused_result)) int kvt_tables_grow(struct kvt_store *store);
+/* The table of namespaces asks here before it gives a number back. */
+void kvt_ns_init(struct kvt_store *store);
 
 /* ---- store_recover.c */
 __attribute__((warn_unused_result)) int kvt_recover(struct kvt_store *store, uint32_t *bad_root);

@@ -267,7 +267,7 @@ void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt
     *purge = (struct kvt_store_purge){.store = store,
                                       .cookie = msg->cookie,
                                       .client = client,
-                                      .ns = msg->ns - 1,
+                                      .ns = kvt_handle_number(msg->ns),
                                       .used = 1,
                                       .whole = msg->count == 0,
                                       .items = items};

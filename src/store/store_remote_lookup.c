@@ -47,7 +47,7 @@ static bool wants_asking(struct kvt_store *store, const struct kvt_msg_keys *req
 static bool lookup_ask(struct kvt_store *store, struct kvt_remote_lookup *lookup)
 {
     const struct kvt_msg_keys *request = (const struct kvt_msg_keys *)lookup->message;
-    uint32_t ns = request->msg.ns - 1;
+    uint32_t ns = kvt_handle_number(request->msg.ns);
     uint32_t limit = lookup->round || request->whole || request->each ? KVT_MSG_KEYS_MAX : GALLOP;
     bool more = true;
 
@@ -97,6 +97,17 @@ bool kvt_l3_lookup(struct kvt_store *store, uint32_t client, const struct kvt_ms
     return lookup_ask(store, lookup);
 }
 
+bool kvt_l3_looking(const struct kvt_store *store, uint32_t ns)
+{
+    for (uint32_t i = 0; store->remote && i < KVT_REMOTE_LOOKUPS; i++) {
+        const struct kvt_remote_lookup *lookup = &store->remote->lookups[i];
+
+        if (lookup->busy && kvt_handle_number(((const struct kvt_msg *)lookup->message)->ns) == ns)
+            return true;
+    }
+    return false;
+}
+
 void kvt_l3_lookup_answer(struct kvt_store *store, struct kvt_remote_lookup *lookup)
 {
     lookup->answered = true;
@@ -109,7 +120,8 @@ void kvt_l3_probed(struct kvt_store *store, struct kvt_remote_lookup *lookup)
     bool all = true;
 
     for (uint32_t i = 0; i < lookup->req.count; i++) {
-        kvt_l3_learn(store, request->msg.ns - 1, &lookup->keys[i], &lookup->found[i]);
+        kvt_l3_learn(store, kvt_handle_number(request->msg.ns), &lookup->keys[i],
+                     &lookup->found[i]);
         all = all && lookup->found[i].status == 0;
     }
     lookup->busy = false;

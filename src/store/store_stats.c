@@ -90,6 +90,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *stat
     stats->disk_queue_bytes = store->write_queue.bytes;
     stats->disk_unsaved = store->disk_count ? store->unsaved : 0;
     stats->namespaces = store->spaces.used;
+    stats->ns_given_back = store->spaces.given_back;
     int64_t left = kvt_admission_left(&store->admission);
     stats->budget_left = left == INT64_MAX ? 0 : (uint64_t)KVT_MAX(left, INT64_C(0));
     disk_gauges(store, stats);

@@ -297,6 +297,22 @@ int kvt_ttl_apply(struct kvt_store *store, uint32_t ns)
     return 0;
 }
 
+bool kvt_ttl_waits(const struct kvt_store *store, uint32_t ns)
+{
+    const struct kvt_ttl_clock *clock = kvt_namespace_at(&store->spaces, ns)->ttl;
+
+    return clock && store->disk_count && clock->floor < clock->due;
+}
+
+void kvt_ttl_forget(struct kvt_store *store, uint32_t ns)
+{
+    struct kvt_namespace *space = kvt_namespace_at(&store->spaces, ns);
+
+    if (space->ttl && space->next_group == ns)
+        stop(store, space->ttl);
+    space->ttl = NULL;
+}
+
 /* ---- for good ---------------------------------------------------------------------------------
  */
 

@@ -66,6 +66,10 @@ __attribute__((warn_unused_result)) int kvt_ttl_of(struct kvt_store *store, uint
                                                    int64_t ttl_ns);
 /* What programs and the operator say of a namespace holds from now on. 0, -ENOMEM. */
 __attribute__((warn_unused_result)) int kvt_ttl_apply(struct kvt_store *store, uint32_t ns);
+/* Some of it has expired, and the disks have not heard of it yet. */
+bool kvt_ttl_waits(const struct kvt_store *store, uint32_t ns);
+/* The number `ns` is given back; the last of its namespace takes its clock with it. */
+void kvt_ttl_forget(struct kvt_store *store, uint32_t ns);
 /* Time passes: before each message and in each run. Returns the next time to run. */
 int64_t kvt_ttl_run(struct kvt_store *store);
 void kvt_ttl_tick(struct kvt_store *store);

@@ -343,8 +343,8 @@ int rig_try_ns(struct rig *rig, uint8_t name, const uint32_t pages[7], uint32_t 
     rig_forget_replies(rig);
     reply = ask(rig, CLIENT, msg);
     *handle = reply->ns;
-    if (reply->status == 0 && reply->ns < 16)
-        memset(rig->ns_ids[reply->ns], name, 16);
+    if (reply->status == 0)
+        memset(rig->ns_ids[(reply->ns - 1) % 16], name, 16);
     return reply->status;
 }
 
@@ -397,7 +397,7 @@ void rig_alloc(struct rig *rig, uint32_t client, uint32_t ns, const uint64_t *nu
 
 static uint64_t content_seed(const struct rig *rig, uint32_t ns, uint64_t number, uint8_t map)
 {
-    return number * 1000003u + rig->ns_ids[ns][0] * 101u + map;
+    return number * 1000003u + rig_ns_id(rig, ns)[0] * 101u + map;
 }
 
 /* The bytes that block `number` has at a map: PRNG(namespace, key, map). */
@@ -426,7 +426,7 @@ uint64_t rig_fill(struct rig *rig, uint32_t ns, uint64_t number, uint64_t parent
     header->magic = KVT_RECORD_MAGIC;
     header->version = KVT_RECORD_VERSION;
     header->map = map;
-    kvt_full_key_make(&header->key, rig->ns_ids[ns], &plain);
+    kvt_full_key_make(&header->key, rig_ns_id(rig, ns), &plain);
     if (parent) {
         header->parent_len = 8;
         memcpy(header->parent, &parent, 8);
@@ -514,7 +514,7 @@ int rig_verify(struct rig *rig, uint32_t ns, uint64_t number, const struct kvt_m
     uint8_t *want;
 
     memcpy(plain.hash, key.hash, sizeof(key.hash));
-    kvt_full_key_make(&full, rig->ns_ids[ns], &plain);
+    kvt_full_key_make(&full, rig_ns_id(rig, ns), &plain);
     assert_true(grant->arena_offset + grant->record_bytes <= rig->arena_bytes);
     if (kvt_record_verify(record, grant->record_bytes, &full, grant->checksum) != 0)
         return KVT_E_CORRUPT;

@@ -75,8 +75,14 @@ struct rig {
     uint32_t reply_count;
     struct kvt_slot_ref held[RIG_REPLIES_MAX];
     uint32_t held_count;
-    uint8_t ns_ids[16][16]; /* by handle */
+    uint8_t ns_ids[16][16]; /* rig_ns_id() */
 };
+
+/* What the rig knows of a handle's namespace: of 16 numbers at a time. */
+static inline const uint8_t *rig_ns_id(const struct rig *rig, uint32_t ns)
+{
+    return rig->ns_ids[(ns - 1) % 16];
+}
 
 /* Options for a rig with DRAM and disk of a moderate size. */
 struct rig_options rig_defaults(void);

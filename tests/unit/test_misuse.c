@@ -129,24 +129,44 @@ static void namespaces_say_which_argument(void **state)
             said("kvt_ns_open: refused: ", words);                                \
     } while (0)
 
-/* A store keeps no more, not even those that are closed: the last one says so, and the first goes
- * on. */
+/* As many as a store takes, all open: one more says so, closing one makes room, and the first goes
+ * on. A namespace that is opened twice is closed once both are. */
 static void more_namespaces_than_a_store_takes_are_told(void **state)
 {
+    struct kvt_ns **all = calloc(5000, sizeof(struct kvt_ns *)), *twice = NULL;
     char revision[16];
     int rc = 0;
     unsigned opened = 1; /* the rig's */
 
     (void)state;
+    assert_non_null(all);
     for (; rc == 0 && opened < 5000; opened += rc == 0) {
         struct setup s = good();
         snprintf(revision, sizeof(revision), "r%u", opened);
         s.identity.revision = revision;
-        rc = open_ns(&s);
+        s.layout.parts = s.parts;
+        rc = kvt_ns_open(rig.cache, &s.identity, &s.layout, &all[opened]);
     }
     assert_int_equal(rc, KVT_E_LIMIT);
     assert_int_equal(opened, 4096);
-    said("kvt_ns_open: refused: ", "restart its kvtierd");
+    said("kvt_ns_open: refused: ", "close those that are not used");
+    struct setup s = good();
+    s.identity.revision = "r77";
+    s.layout.parts = s.parts;
+    assert_int_equal(kvt_ns_open(rig.cache, &s.identity, &s.layout, &twice), 0);
+    kvt_ns_close(all[77]);
+    s.identity.revision = "another";
+    assert_int_equal(open_ns(&s), KVT_E_LIMIT);
+    kvt_ns_close(twice);
+    for (unsigned i = 0; i < 20; i++) { /* opened and closed, one after the other */
+        snprintf(revision, sizeof(revision), "n%u", i);
+        s.identity.revision = revision;
+        assert_int_equal(open_ns(&s), 0);
+    }
+    for (unsigned i = 1; i < opened; i++)
+        if (i != 77)
+            kvt_ns_close(all[i]);
+    free(all);
     assert_int_equal(rig_store(&rig, 1, 4, 0, NULL), 4);
 }
 

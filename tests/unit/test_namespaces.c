@@ -1,8 +1,8 @@
 /* The table of namespaces.
  *
  * Goal:   an id has one number; a map has one record length, whoever says it first; a number given
- *         out by open stays; the table is bounded, and room is made only of what was never opened
- *         and holds nothing.
+ *         out by open stays while a client has it open; the table is bounded, and room is made only
+ *         of what nobody has open and holds nothing (test_store_ns.c: of what nothing names).
  * Method: against a plain list; ids that share their home cell, so that probing and rebuilding are
  *         used; the table filled to its last place.
  */
@@ -196,13 +196,14 @@ static void test_full_table(void **state)
     for (uint32_t i = 0; i < KVT_NAMESPACES_MAX; i++) {
         open = open_of(i);
         assert_int_equal(kvt_namespaces_open(&spaces, &open), (long)i);
+        kvt_namespaces_enter(&spaces, i, 5);
     }
     open = open_of(KVT_NAMESPACES_MAX);
     assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LIMIT);
     assert_int_equal(kvt_namespaces_add(&spaces, open.id, 0), KVT_NS_NONE);
     /* what was opened stays, and so does what holds a block or is being purged */
     for (uint32_t i = 100; i < 103; i++)
-        kvt_namespace_at(&spaces, i)->opened = 0;
+        kvt_namespaces_leave(&spaces, i, 5);
     kvt_namespace_at(&spaces, 100)->blocks = 1;
     kvt_namespace_at(&spaces, 101)->purging = 1;
     number = kvt_namespaces_add(&spaces, open.id, 0);
@@ -215,6 +216,7 @@ static void test_full_table(void **state)
     assert_int_equal(kvt_namespaces_find(&spaces, open.id, 0), 102);
     assert_int_equal(spaces.used, KVT_NAMESPACES_MAX);
     assert_int_equal(kvt_namespaces_open(&spaces, &open), 102);
+    kvt_namespaces_enter(&spaces, 102, 5);
     open = open_of(KVT_NAMESPACES_MAX + 1);
     assert_int_equal(kvt_namespaces_open(&spaces, &open), KVT_E_LIMIT);
 }
@@ -244,10 +246,11 @@ static void test_groups_are_one_namespace(void **state)
     /* the table is full, and the middle group's place goes to another namespace */
     for (uint32_t i = 61; i < KVT_NAMESPACES_MAX; i++) {
         assert_int_equal(kvt_namespaces_add(&spaces, id_of(i, i), 0), i);
-        table[i].opened = 1;
+        table[i].blocks = 1;
     }
     for (uint32_t i = 0; i < 61; i++)
-        table[i].opened = i != 20;
+        table[i].blocks = i != 20;
+    table[20].bytes = table[20].filling_bytes = 0;
     assert_int_equal(kvt_namespaces_add(&spaces, id_of(4, 1), 0), 20);
     assert_int_equal(kvt_namespaces_held(&spaces, 20), 0);
     assert_int_equal(kvt_namespaces_held(&spaces, 0), 2);

@@ -105,7 +105,7 @@ static int read_direct(uint32_t ns, uint64_t number, const struct kvt_msg_grant 
     uint8_t *record = aligned_alloc(4096, grant->record_bytes);
     assert_non_null(record);
     memcpy(plain.hash, key.hash, sizeof(key.hash));
-    kvt_full_key_make(&full, rig.ns_ids[ns], &plain);
+    kvt_full_key_make(&full, rig_ns_id(&rig, ns), &plain);
     snprintf(name, sizeof(name), "seg-%08x", (unsigned)grant->segment);
     int file = rig.io->ops->open(rig.io, name, KVT_IO_OPEN_READ_ONLY);
     assert_true(file >= 0);

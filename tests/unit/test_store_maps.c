@@ -40,7 +40,7 @@ static uint32_t open_group(struct rig *rig, uint8_t name, uint16_t group, uint8_
         msg.record_bytes[map] = pages[map] * PAGE;
     const struct kvt_msg *reply = say(rig, &msg.msg, KVT_OP_NS_OPEN, 0, 0, sizeof(msg));
     assert_int_equal(reply->status, 0);
-    memset(rig->ns_ids[reply->ns], name, 16);
+    memset(rig->ns_ids[(reply->ns - 1) % 16], name, 16);
     return reply->ns;
 }
 
