@@ -3,7 +3,8 @@
  *
  * Order: the journal first (synced: from then on no restart finds the records), then the bytes are
  * overwritten or punched. A directory that a process owns is refused: its index would still know
- * the records; that process can purge by kvt_purge().
+ * the records; that process can purge by kvt_purge(). A running kvtierd does it itself when it is
+ * asked (purge_daemon.c).
  * Threads: one. It asks on a terminal, unless --yes.
  */
 #include <errno.h>
@@ -18,6 +19,7 @@
 #include "cli.h"
 #include "commands.h"
 #include "kvtier/error.h"
+#include "purge_daemon.h"
 #include "remote/remote.h"
 #include "remote_tool.h"
 #include "stats_file.h"
@@ -156,10 +158,12 @@ static int purge_here(struct job *job)
     int rc = kvt_dir_open(job->path, 1, &dir, error, sizeof(error));
 
     if (rc) {
-        kvt_cli_error("purge", "%s%s", error,
-                      rc == KVT_E_LOCKED
-                          ? "; stop it, or let it purge: kvt_purge(), Namespace.purge() in Python"
-                          : "");
+        kvt_cli_error(
+            "purge", "%s%s", error,
+            rc == KVT_E_LOCKED
+                ? "; stop it, or let it purge: kvt_purge(), Namespace.purge() in Python, 'kvtier "
+                  "purge unix:SOCKET' for a kvtierd"
+                : "");
         return KVT_EXIT_PROBLEM;
     }
     /* what is not here any more may be there */
@@ -305,7 +309,7 @@ int kvt_cmd_purge(int argc, char **argv)
     const struct kvt_cli_option options[] = {
         {.name = "namespace",
          .metavar = "HEX",
-         .help = "the namespace to remove, see 'kvtier stat'",
+         .help = "the namespace to remove, see 'kvtier stat'; of a kvtierd also a model's name",
          .text = &ns_text},
         {.name = "all", .help = "remove every namespace", .flag = &all},
         {.name = "remote",
@@ -323,14 +327,17 @@ int kvt_cmd_purge(int argc, char **argv)
         {.name = "yes", .help = "do not ask", .flag = &yes},
         {.name = "json", .help = "one JSON object", .flag = &json},
     };
-    int rc = kvt_cli_parse("purge", "[DIR] --namespace HEX | --all [--remote URL] [--yes] [--json]",
-                           options, sizeof(options) / sizeof(options[0]), &job.path, 0, 1, &words,
-                           argc, argv);
+    int rc = kvt_cli_parse(
+        "purge", "[DIR|unix:SOCKET] --namespace HEX | --all [--remote URL] [--yes] [--json]",
+        options, sizeof(options) / sizeof(options[0]), &job.path, 0, 1, &words, argc, argv);
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
     if (!words)
         job.path = NULL;
+    if (job.path && kvt_stats_is_daemon(job.path))
+        return kvt_purge_daemon(
+            &(struct kvt_purge_words){job.path, ns_text, all, yes, json, job.remote.url});
     rc = check_words(&job, ns_text, all, ns);
     if (rc)
         return rc;

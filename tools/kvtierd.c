@@ -213,6 +213,7 @@ static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, stru
                                        .listen_fd = listen_fd,
                                        .mode = conf->socket_mode,
                                        .answer = kvt_report_answer,
+                                       .later = kvt_report_later,
                                        .answer_ctx = &report};
     struct kvt_server *server = NULL;
     char error[512] = "";

@@ -51,6 +51,8 @@ static void sort_usage(json_t *daemon, const char *name, json_t *value)
                               (unsigned)strtoul(group, NULL, 10),
                               (unsigned)strtoul(rank, NULL, 10)),
                     what, value);
+    if (strcmp(what, "block_tokens") == 0) /* nothing to be added up */
+        return;
     json_object_set_new(total, what,
                         json_integer((json_int_t)number(total, what) + json_integer_value(value)));
 }

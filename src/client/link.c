@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
@@ -23,6 +24,7 @@
 
 #define RING_BYTES (1u << 20) /* = KVT_CLIENT_RING_BYTES: the credits are made for it */
 #define TIMEOUT_MS 2000
+#define PURGE_MS 900000          /* more than a daemon gives its shared tier (store_remote_put.c) */
 #define ANSWER_CHUNK (48u << 10) /* more than the longest packet of an answer */
 
 void kvt_link_init(struct kvt_link *link, const char *path)
@@ -59,13 +61,12 @@ static void hello_make(struct kvt_hello *hello, uint32_t kind)
     program_name(hello->name, sizeof(hello->name));
 }
 
-/* Why there is no connection, for people. */
-static void describe(const char *path, int code, char *text, size_t len)
+/* Why there is no connection, for people. engine: its store could be elsewhere. */
+static void describe(const char *path, int code, bool engine, char *text, size_t len)
 {
     if (code == -ENOENT || code == -ECONNREFUSED)
-        (void)snprintf(text, len,
-                       "no kvtierd at %s: start one (kvtierd --socket %s), or set store=process",
-                       path, path);
+        (void)snprintf(text, len, "no kvtierd at %s: start one (kvtierd --socket %s)%s", path, path,
+                       engine ? ", or set store=process" : "");
     else if (code == -EACCES || code == -EPERM)
         (void)snprintf(text, len,
                        "this user may not connect to %s: see socket_mode and allow_uid of the "
@@ -171,7 +172,7 @@ int kvt_link_dial(struct kvt_link *link, char *text, size_t len)
     if (rc == 0)
         return 0;
     if (text[0] == '\0')
-        describe(link->path, rc, text, len);
+        describe(link->path, rc, true, text, len);
     link->wire.request_fd = link->wire.reply_fd = -1; /* closed */
     kvt_link_hang_up(link);
     return rc;
@@ -203,8 +204,11 @@ static int answer_take(int sock, char **out)
     return bytes;
 }
 
-int kvt_link_ask(const char *path, const char *question, char **out, char *why, size_t len)
+/* The answer to a question, waited for so long. */
+static int ask(const char *path, const char *question, int timeout_ms, char **out, char *why,
+               size_t len)
 {
+    const struct timeval limit = {timeout_ms / 1000, (timeout_ms % 1000) * 1000L};
     struct kvt_welcome welcome;
     struct kvt_link link;
     int fds[KVT_WELCOME_FDS];
@@ -220,6 +224,8 @@ int kvt_link_ask(const char *path, const char *question, char **out, char *why, 
     if (rc == 0)
         rc = kvt_sock_send(link.sock, question, strlen(question), NULL, 0);
     if (rc == 0)
+        (void)setsockopt(link.sock, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    if (rc == 0)
         rc = answer_take(link.sock, out);
     if (rc == 0 && (*out)[0] == '\0') { /* it closed without a word */
         free(*out);
@@ -229,7 +235,69 @@ int kvt_link_ask(const char *path, const char *question, char **out, char *why, 
     if (link.sock >= 0)
         (void)close(link.sock);
     if (rc != 0 && why[0] == '\0')
-        describe(path, rc, why, len);
+        describe(path, rc, false, why, len);
+    return rc;
+}
+
+int kvt_link_ask(const char *path, const char *question, char **out, char *why, size_t len)
+{
+    return ask(path, question, TIMEOUT_MS, out, why, len);
+}
+
+/* A number of an answer; 0: it is not there. */
+static int64_t number_in(const char *text, const char *name)
+{
+    char line[64];
+    (void)snprintf(line, sizeof(line), "\n%s ", name);
+    const char *at = strstr(text, line);
+    return at == NULL ? 0 : strtoll(at + strlen(line), NULL, 10);
+}
+
+static int purge_read(const char *path, const char *text, struct kvt_link_purged *out, char *why,
+                      size_t len)
+{
+    if (strncmp(text, "error: unknown question", strlen("error: unknown question")) == 0) {
+        (void)snprintf(why, len,
+                       "the kvtierd at %s is of a version that cannot be asked to purge: run the "
+                       "same version of both",
+                       path);
+        return KVT_E_UNSUPPORTED;
+    }
+    if (strncmp(text, "error: ", strlen("error: ")) == 0) {
+        (void)snprintf(why, len, "the kvtierd at %s: %.*s", path,
+                       (int)strcspn(text + strlen("error: "), "\n"), text + strlen("error: "));
+        return KVT_E_INVAL;
+    }
+    out->blocks = (uint64_t)number_in(text, "purge.blocks");
+    out->bytes = (uint64_t)number_in(text, "purge.bytes");
+    out->remote_records = (uint64_t)number_in(text, "purge.remote_records");
+    out->groups = (uint32_t)number_in(text, "purge.groups");
+    int rc = (int)number_in(text, "purge.status");
+    if (rc == 0 && strstr(text, "\npurge.status 0\n") == NULL)
+        rc = KVT_E_CORRUPT;
+    if (rc != 0)
+        (void)snprintf(why, len,
+                       "the kvtierd at %s could not purge all of it (%s): its log says where it "
+                       "may still be; repeat it",
+                       path, kvt_strerror(rc));
+    return rc < 0 ? rc : rc == 0 ? 0 : KVT_E_CORRUPT;
+}
+
+int kvt_link_purge(const char *path, const uint8_t id[KVT_NS_BYTES], struct kvt_link_purged *out,
+                   char *why, size_t len)
+{
+    char question[sizeof("purge ") + 2 * KVT_NS_BYTES] = "purge ", *text = NULL;
+    *out = (struct kvt_link_purged){0};
+    for (size_t i = 0, at = strlen(question); i < KVT_NS_BYTES; i++, at += 2)
+        (void)snprintf(question + at, 3, "%02x", id[i]);
+    int rc = ask(path, question, PURGE_MS, &text, why, len);
+    if (rc == -ETIMEDOUT || rc == -EAGAIN || rc == -ECONNRESET)
+        (void)snprintf(why, len,
+                       "the kvtierd at %s ended, or said nothing, before it had purged: repeat it",
+                       path);
+    if (rc == 0)
+        rc = purge_read(path, text, out, why, len);
+    free(text);
     return rc;
 }
 

@@ -34,6 +34,21 @@ int64_t kvt_link_shift(int64_t sent_ns, int64_t theirs_ns, int64_t received_ns);
 __attribute__((warn_unused_result)) int kvt_link_ask(const char *path, const char *question,
                                                      char **out, char *why, size_t len);
 
+struct kvt_link_purged {     /* what a purge took */
+    uint64_t blocks, bytes;  /* of the daemon's DRAM and disks */
+    uint64_t remote_records; /* of the tier that machines share */
+    uint32_t groups;         /* of the namespace that the daemon knew; 0: none */
+};
+
+/* Remove a namespace, by its id, from a running kvtierd and the tier that it shares, for good: for
+ * root and the user that it runs as. Blocks for as long as that takes (minutes, where a shared tier
+ * holds much of it). 0, or an error with a sentence in why; *out says what went in
+ * either case. KVT_E_UNSUPPORTED: the kvtierd is of a version that knows no such question. */
+__attribute__((warn_unused_result)) int kvt_link_purge(const char *path,
+                                                       const uint8_t id[KVT_NS_BYTES],
+                                                       struct kvt_link_purged *out, char *why,
+                                                       size_t len);
+
 /* Nothing of ours will touch the arena any more: say so, close, unmap. Idempotent. */
 void kvt_link_hang_up(struct kvt_link *link);
 

@@ -290,8 +290,14 @@ void kvt_peer_write(struct kvt_server *server, struct kvt_peer *peer)
     kvt_peer_end(server, peer);
 }
 
-static void answer_begin(struct kvt_server *server, struct kvt_peer *peer)
+void kvt_peer_answer(struct kvt_server *server, struct kvt_peer *peer, char *text)
 {
+    if (text == NULL) {
+        kvt_peer_end(server, peer);
+        return;
+    }
+    peer->ticket = 0;
+    peer->answer = text;
     peer->answer_at = 0;
     peer->until_ns = now_of(server) + KVT_HELLO_NS;
     kvt_peer_write(server, peer);
@@ -299,14 +305,18 @@ static void answer_begin(struct kvt_server *server, struct kvt_peer *peer)
 
 static void answer(struct kvt_server *server, struct kvt_peer *peer, const char *question)
 {
+    const struct kvt_asker asker = {
+        .ticket = ++server->tickets, .pid = peer->pid, .uid = peer->uid};
+    char *text = NULL;
     int rc = server->params.answer == NULL
                  ? KVT_E_UNSUPPORTED
-                 : server->params.answer(server->params.answer_ctx, question, &peer->answer);
-    if (rc != 0 || peer->answer == NULL) {
-        kvt_peer_end(server, peer);
+                 : server->params.answer(server->params.answer_ctx, &asker, question, &text);
+    if (rc == KVT_ANSWER_LATER) {
+        peer->ticket = asker.ticket;
+        peer->until_ns = now_of(server) + KVT_LATER_MAX_NS;
         return;
     }
-    answer_begin(server, peer);
+    kvt_peer_answer(server, peer, rc == 0 ? text : NULL);
 }
 
 /* More than a packet of ours takes: what it was is gone, but not its sender. */
@@ -320,11 +330,7 @@ static void too_long(struct kvt_server *server, struct kvt_peer *peer)
                kvt_version());
         return;
     }
-    peer->answer = strdup("error: questions have at most 511 bytes\n");
-    if (peer->answer == NULL)
-        kvt_peer_end(server, peer);
-    else
-        answer_begin(server, peer);
+    kvt_peer_answer(server, peer, strdup("error: questions have at most 511 bytes\n"));
 }
 
 /* ---- ends ---------------------------------------------------------------------------------- */
@@ -383,6 +389,8 @@ void kvt_peer_read(struct kvt_server *server, struct kvt_peer *peer)
     if (peer->denied) {
         refuse(server, peer, -EACCES, "user %u is not allowed: add it to allow_uid of the kvtierd",
                (unsigned)peer->uid);
+    } else if (peer->ticket != 0) {
+        return; /* one question at a time; it waits for the answer */
     } else if (peer->state == KVT_PEER_CONTROL) {
         in.text[bytes] = '\0';
         answer(server, peer, in.text);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "format/handshake.h"
 #include "kvtier/error.h"
 #include "kvtier/version.h"
 
@@ -31,24 +32,26 @@ void kvt_report_close(struct kvt_report *report)
 {
     if (report->host != NULL)
         kvt_owner_disconnect(report->host->owner, &report->channel);
+    free(report->purge.text);
+    report->purge.text = NULL;
 }
 
-/* Ask the owner and wait for the answer, which is borrowed until kvt_ring_pop(). Its bytes or an
- * error; a late answer to an earlier question is skipped. */
-static int ask(struct kvt_report *report, struct kvt_msg *question, const struct kvt_msg **out)
+void kvt_report_look(struct kvt_report *report)
 {
-    struct kvt_ring *requests = &report->channel.requests, *replies = &report->channel.replies;
-    struct kvt_msg *msg = kvt_ring_reserve(requests, question->bytes);
     const void *frame;
     int bytes;
-    if (msg == NULL)
-        return -EAGAIN;
-    while (kvt_ring_peek(replies, &frame) > 0) /* late answers to earlier questions */
-        kvt_ring_pop(replies);
-    question->cookie = ++report->asked;
-    memcpy(msg, question, question->bytes);
-    kvt_ring_push(requests, question->bytes);
-    for (int tries = 0; (bytes = kvt_ring_peek(replies, &frame)) == 0; tries++) {
+    while ((bytes = kvt_ring_peek(&report->channel.replies, &frame)) > 0) {
+        kvt_report_purge_take(report, frame, bytes);
+        kvt_ring_pop(&report->channel.replies);
+    }
+}
+
+/* Wait for one message. Its bytes, borrowed until kvt_ring_pop(); -ETIMEDOUT. */
+static int wait_one(struct kvt_report *report, const void **frame)
+{
+    struct kvt_ring *replies = &report->channel.replies;
+    int bytes;
+    for (int tries = 0; (bytes = kvt_ring_peek(replies, frame)) == 0; tries++) {
         struct pollfd fd = {.fd = replies->event_fd, .events = POLLIN};
         uint64_t rung;
         if (tries == 2)
@@ -60,13 +63,34 @@ static int ask(struct kvt_report *report, struct kvt_msg *question, const struct
         if (n > 0 && read(fd.fd, &rung, sizeof(rung)) < 0)
             continue;
     }
-    if (bytes < (int)sizeof(*msg))
-        return KVT_E_CORRUPT;
-    *out = frame;
-    if ((*out)->cookie == question->cookie)
-        return bytes;
-    kvt_ring_pop(replies);
-    return -EAGAIN;
+    return bytes;
+}
+
+/* Ask the owner and wait for the answer, which is borrowed until kvt_ring_pop(). Its bytes or an
+ * error; late answers to earlier questions are passed over. */
+static int ask(struct kvt_report *report, struct kvt_msg *question, const struct kvt_msg **out)
+{
+    struct kvt_ring *requests = &report->channel.requests;
+    const void *frame;
+    struct kvt_msg *msg = kvt_ring_reserve(requests, question->bytes);
+    if (msg == NULL)
+        return -EAGAIN;
+    kvt_report_look(report);
+    question->cookie = ++report->asked;
+    memcpy(msg, question, question->bytes);
+    kvt_ring_push(requests, question->bytes);
+    for (;;) {
+        int bytes = wait_one(report, &frame);
+        if (bytes < 0)
+            return bytes;
+        *out = frame;
+        if (bytes < (int)sizeof(**out))
+            return KVT_E_CORRUPT;
+        if ((*out)->cookie == question->cookie)
+            return bytes;
+        kvt_report_purge_take(report, frame, bytes);
+        kvt_ring_pop(&report->channel.replies);
+    }
 }
 
 /* A reply of plain values. Returns how many there are, or an error. */
@@ -222,7 +246,7 @@ static void say_clients(struct kvt_text *text, const struct kvt_report *report)
                 (unsigned)clients[i].uid, clients[i].leaving ? " disconnected" : "");
 }
 
-/* "usage.NAMESPACE.GROUP.RANK.what": namespaces by the first bytes of their id. */
+/* "usage.NAMESPACE.GROUP.RANK.what" */
 static void say_usage(struct kvt_text *text, struct kvt_report *report)
 {
     struct kvt_usage_row *rows = calloc(KVT_USAGE_MAX, sizeof(*rows));
@@ -231,11 +255,12 @@ static void say_usage(struct kvt_text *text, struct kvt_report *report)
         const struct kvt_usage_row *row = &rows[i];
         char name[64];
         int used = 0;
-        for (int j = 0; j < 6; j++)
+        for (size_t j = 0; j < sizeof(row->ns); j++)
             used += snprintf(name + used, sizeof(name) - (size_t)used, "%02x", row->ns[j]);
         (void)snprintf(name + used, sizeof(name) - (size_t)used, ".%u.%u", row->group, row->rank);
         if (i == 0 || memcmp(rows[i - 1].ns, row->ns, sizeof(row->ns)) != 0)
-            kvt_say(text, "namespace.%.12s %.64s\n", name, row->label[0] ? row->label : "?");
+            kvt_say(text, "namespace.%.32s %.64s\n", name, row->label[0] ? row->label : "?");
+        kvt_say(text, "usage.%s.block_tokens %" PRIu32 "\n", name, row->block_tokens);
         kvt_say(text, "usage.%s.dram_blocks %" PRIu64 "\n", name, row->dram_blocks);
         kvt_say(text, "usage.%s.dram_bytes %" PRIu64 "\n", name, row->dram_bytes);
         kvt_say(text, "usage.%s.disk_blocks %" PRIu64 "\n", name, row->disk_blocks);
@@ -261,6 +286,7 @@ static int stat_text(struct kvt_report *report, char **out)
     KVT_STORE_GAUGES(KVT_X)
 #undef KVT_X
     clock_gettime(CLOCK_REALTIME, &now);
+    kvt_say(&text, "control.version %u\n", KVT_CONTROL_VERSION);
     kvt_say(&text, "writer.pid %d\nwriter.time_s %lld\n", (int)getpid(), (long long)now.tv_sec);
     kvt_say(&text, "daemon.version %s\ndaemon.uptime_s %" PRId64 "\n", kvt_version(),
             (kvt_clock_now(&report->host->clock) - report->start_ns) / 1000000000);
@@ -294,7 +320,7 @@ static int roots_text(struct kvt_report *report, char **out)
     return 0;
 }
 
-int kvt_report_answer(void *ctx, const char *question, char **out)
+int kvt_report_answer(void *ctx, const struct kvt_asker *asker, const char *question, char **out)
 {
     *out = NULL;
     if (strcmp(question, "stat") == 0)
@@ -303,6 +329,8 @@ int kvt_report_answer(void *ctx, const char *question, char **out)
         return kvt_report_metrics(ctx, out);
     if (strcmp(question, "roots") == 0)
         return roots_text(ctx, out);
-    *out = strdup("error: unknown question; known: stat, roots, metrics\n");
+    if (strncmp(question, "purge ", strlen("purge ")) == 0)
+        return kvt_report_purge(ctx, asker, question + strlen("purge "), out);
+    *out = strdup("error: unknown question; known: stat, roots, metrics, purge HEX\n");
     return *out == NULL ? -ENOMEM : 0;
 }

@@ -12,7 +12,13 @@ struct kvt_report {
     struct kvt_channel channel;    /* our own client of the owner */
     const struct kvt_log_out *out; /* NULL, as _open() leaves it: the log is somebody else's */
     int64_t start_ns;
-    uint64_t asked; /* questions so far: cookies */
+    uint64_t asked;      /* questions so far: cookies */
+    struct {             /* one at a time */
+        uint64_t cookie; /* 0: none is under way */
+        uint64_t ticket;
+        char *text; /* the answer: it is done */
+        uint8_t id[KVT_NS_BYTES];
+    } purge;
 };
 
 /* Attach to the owner. 0 or an error. */
@@ -20,7 +26,9 @@ __attribute__((warn_unused_result)) int
 kvt_report_open(struct kvt_report *report, struct kvt_host *host, const struct kvt_server *server);
 void kvt_report_close(struct kvt_report *report);
 
-/* kvt_server_params.answer: "stat", "metrics" (Prometheus text). */
-int kvt_report_answer(void *report, const char *question, char **out);
+/* kvt_server_params.answer and .later: questions as handshake.h lists them. */
+int kvt_report_answer(void *report, const struct kvt_asker *asker, const char *question,
+                      char **out);
+int kvt_report_later(void *report, uint64_t *ticket, char **out);
 
 #endif

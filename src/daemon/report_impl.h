@@ -30,6 +30,14 @@ int kvt_report_hists(struct kvt_report *report, struct kvt_hist hists[KVT_HIST_K
 /* Bytes by namespace and rank, all of the index. Returns rows, or an error. */
 int kvt_report_usage(struct kvt_report *report, struct kvt_usage_row rows[KVT_USAGE_MAX]);
 
+/* report_purge.c: begin it, or say why not: as kvt_report_answer(). */
+int kvt_report_purge(struct kvt_report *report, const struct kvt_asker *asker, const char *hex,
+                     char **out);
+/* A message of the owner's that nobody waits for here: it may be the end of a purge. */
+void kvt_report_purge_take(struct kvt_report *report, const struct kvt_msg *msg, int bytes);
+/* Messages that have come. */
+void kvt_report_look(struct kvt_report *report);
+
 /* report_prom.c: everything as Prometheus' text format, version 0.0.4. As kvt_report_answer(). */
 int kvt_report_metrics(struct kvt_report *report, char **out);
 

@@ -173,6 +173,8 @@ static int turn_make(struct kvt_server *server, struct turn *turn, bool listenin
         struct kvt_peer *peer = &server->peers[i];
         if (peer->state == KVT_PEER_FREE)
             continue;
+        if (peer->ticket != 0)
+            until = KVT_MIN(until, now + KVT_LATER_NS);
         if (peer->sock >= 0)
             turn_add(turn, peer->sock, peer->answer != NULL ? POLLOUT : POLLIN, peer);
         if (peer->pidfd >= 0)
@@ -265,6 +267,26 @@ static void peers_turn(struct kvt_server *server, struct turn *turn)
             kvt_peer_late(server, &server->peers[i]);
 }
 
+/* Answers that were put off, to who still waits for them. */
+static void later_turn(struct kvt_server *server)
+{
+    uint64_t ticket;
+    char *text;
+    bool waiting = false;
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
+        waiting = waiting || (server->peers[i].state != KVT_PEER_FREE && server->peers[i].ticket);
+    if (!waiting || server->params.later(server->params.answer_ctx, &ticket, &text) != 0)
+        return;
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++) {
+        struct kvt_peer *peer = &server->peers[i];
+        if (peer->state == KVT_PEER_FREE || peer->ticket != ticket)
+            continue;
+        kvt_peer_answer(server, peer, text);
+        return;
+    }
+    free(text);
+}
+
 static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
 {
     struct turn turn;
@@ -276,6 +298,7 @@ static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
     if (turn.fds[AT_BROKEN].revents != 0)
         broken_turn(server);
     peers_turn(server, &turn);
+    later_turn(server);
     (void)spares_keep(server); /* who went has left some */
     if (listening && turn.fds[AT_LISTEN].revents != 0)
         accept_all(server);

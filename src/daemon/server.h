@@ -16,16 +16,27 @@
 
 struct kvt_server;
 
+struct kvt_asker { /* a CONTROL client with a question */
+    uint64_t ticket;
+    pid_t pid;
+    uid_t uid;
+};
+
+#define KVT_ANSWER_LATER 1
+
 struct kvt_server_params {
     struct kvt_host *host; /* open */
     struct kvt_log log;
     const char *path; /* of the socket */
     int listen_fd;    /* one that listens already (systemd); -1: make one at path */
     mode_t mode;      /* of the socket */
-    /* Answers a CONTROL client's question: text in *out (malloc'd). 0, or a negative error. On the
-     * server's thread. */
-    int (*answer)(void *ctx, const char *question, char **out);
-    void *answer_ctx;
+    /* Answers a CONTROL client's question: text in *out (malloc'd). 0; KVT_ANSWER_LATER: _later()
+     * will have it; or a negative error. On the server's thread. */
+    int (*answer)(void *ctx, const struct kvt_asker *asker, const char *question, char **out);
+    /* The text of an answer that was put off, and whose it is (who may have gone): 0, or -EAGAIN:
+     * there is none yet. Asked again and again while somebody waits. */
+    int (*later)(void *ctx, uint64_t *ticket, char **out);
+    void *answer_ctx; /* of both */
 };
 
 /* Make the socket (a stale one at the path is replaced, a live one refused) and listen. 0, or an

@@ -30,6 +30,10 @@
 /* A process whose end the kernel does not tell us: its threads are taken to be gone by then. */
 #define KVT_DYING_NS INT64_C(1500000000)
 
+/* Answers that are put off: looked for so often, waited for so long. */
+#define KVT_LATER_NS INT64_C(20000000)
+#define KVT_LATER_MAX_NS INT64_C(900000000000)
+
 enum kvt_peer_state {
     KVT_PEER_FREE = 0,
     KVT_PEER_GREETING,
@@ -51,7 +55,8 @@ struct kvt_peer {
     struct kvt_wire wire;
     struct kvt_arena_map rings;
     char name[48];
-    char *answer; /* CONTROL: what is being sent; NULL: nothing */
+    uint64_t ticket; /* CONTROL: its answer was put off; 0: not */
+    char *answer;    /* CONTROL: what is being sent; NULL: nothing */
     size_t answer_at;
 };
 
@@ -81,6 +86,7 @@ struct kvt_server {
     uid_t uids[KVT_SERVER_UIDS_MAX];
     size_t uid_count;
     struct kvt_server_stats stats;
+    uint64_t tickets;                          /* given so far */
     struct kvt_refusal refusals[KVT_REFUSALS]; /* the last ones that were logged */
     uint32_t refusal_next;
     int spares[KVT_SPARE_FDS]; /* open on nothing; -1: given to somebody */
@@ -92,6 +98,8 @@ struct kvt_server {
 /* peer.c; all on the server's thread. */
 /* Somebody has connected: sock is ours from now on. spare: by a descriptor that was kept for it. */
 void kvt_peer_new(struct kvt_server *server, int sock, bool spare);
+/* CONTROL: the answer that it waited for, which is its own from now on. */
+void kvt_peer_answer(struct kvt_server *server, struct kvt_peer *peer, char *text);
 /* CONTROL: the socket takes more of the answer. */
 void kvt_peer_write(struct kvt_server *server, struct kvt_peer *peer);
 /* Its socket has something, or has ended. */

@@ -8,8 +8,11 @@
  *   ... rings (message.h) ...
  *   BYE                      ->    no byte will be written any more: everything is taken back
  *
- *   kind CONTROL: after WELCOME each packet of the client is a question in plain text; the answer
- *   is text in one or more packets, and then the daemon closes.
+ *   kind CONTROL: after WELCOME the client sends a question in plain text; the answer is text in
+ *   one or more packets, and then the daemon closes. Lines "name value", or "error: why not".
+ *     stat, roots, metrics   numbers; whoever may connect
+ *     purge HEX              a namespace by the 32 digits of its id; root and the daemon's own
+ * user. "purge.*" comes when it is done, or has failed
  *
  * A socket that ends without BYE says nothing about the threads of a dying process: its slots are
  * taken back when the process itself is gone.
@@ -22,6 +25,7 @@
 
 #define KVT_HANDSHAKE_MAGIC 0x4f4c4c454854564bull /* "KVTHELLO" in memory */
 #define KVT_HANDSHAKE_VERSION 1u                  /* of these very structs */
+#define KVT_CONTROL_VERSION 1u /* of questions and answers; "control.version" of "stat" */
 #define KVT_WELCOME_FDS 4u
 
 enum kvt_hello_kind { KVT_HELLO_ENGINE = 1, KVT_HELLO_CONTROL = 2, KVT_HELLO_BYE = 3 };

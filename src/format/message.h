@@ -55,6 +55,7 @@ enum kvt_op {
     KVT_OP_USAGE,
     KVT_OP_HIST,
     KVT_OP_NS_CLOSE,
+    KVT_OP_PURGE_NS,
     KVT_OP_REPLY = 64, /* | with the request's op in kvt_msg.reply_to */
     KVT_OP_GRANT = 65
 };
@@ -108,6 +109,20 @@ struct kvt_msg_keys {
     uint8_t whole;     /* LOOKUP: 1: what precedes is there: ask for all of it at once */
     uint8_t reserved[5];
     struct kvt_msg_key keys[];
+};
+
+/* PURGE_NS: a namespace by its id, all groups of it, opened or not, also where the store knows none
+ * of its blocks: a shared tier may hold some. msg.status of the reply: 0, or an error as PURGE has
+ * them; what was removed is told in either case. */
+struct kvt_msg_purge_ns {
+    struct kvt_msg msg;
+    uint8_t id[KVT_NS_BYTES];
+};
+
+struct kvt_msg_purge_ns_reply {
+    struct kvt_msg msg;      /* count: groups of it that the store knew */
+    uint64_t blocks, bytes;  /* of the store */
+    uint64_t remote_records; /* of the shared tier, by all machines */
 };
 
 struct kvt_msg_lookup_reply { /* msg.status: the leading run (each: hits); msg.count entries */
@@ -225,8 +240,8 @@ struct kvt_msg_usage_reply {
     struct kvt_usage_row {
         uint8_t ns[KVT_NS_BYTES];
         uint16_t group;
-        uint16_t rank; /* shard of the keys; 255: 255 and above */
-        uint32_t reserved;
+        uint16_t rank;         /* shard of the keys; 255: 255 and above */
+        uint32_t block_tokens; /* 0: nobody has opened it since the start */
         uint64_t dram_blocks, dram_bytes, disk_blocks, disk_bytes;
         char label[64];
     } rows[];

@@ -36,6 +36,7 @@ static const struct handler handlers[] = {
     [KVT_OP_FLUSH] = {kvt_handle_flush, sizeof(struct kvt_msg), 0, 0, 0},
     [KVT_OP_USAGE] = {kvt_handle_usage, sizeof(struct kvt_msg_usage), 0, 0, 0},
     [KVT_OP_STAT] = {kvt_handle_stat, sizeof(struct kvt_msg), 0, 0, 0},
+    [KVT_OP_PURGE_NS] = {kvt_handle_purge_ns, sizeof(struct kvt_msg_purge_ns), 0, 0, 0},
     [KVT_OP_HIST] = {kvt_handle_hist, sizeof(struct kvt_msg), 0, 0, 0},
     [KVT_OP_NS_CLOSE] = {kvt_handle_ns_close, sizeof(struct kvt_msg), 0, 1, 0},
 };

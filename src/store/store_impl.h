@@ -308,6 +308,7 @@ void kvt_handle_cancel(struct kvt_store *store, uint32_t client, const struct kv
 void kvt_handle_release(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_prefetch(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
+void kvt_handle_purge_ns(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 void kvt_handle_flush(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);
 /* store_usage.c */
 void kvt_handle_usage(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg);

@@ -11,7 +11,7 @@
  * A record of a purged block that is on its way to the disk has a sequence below s as well: it does
  * not come back either, and store_write.c erases it when it lands.
  * A namespace is walked in steps (one per run); meanwhile everything in it is a miss and ALLOC in
- * it is refused.
+ * it is refused. One that is named by its id is walked group by group.
  * Threads: the store's owner. Allocates at open only.
  */
 #include <errno.h>
@@ -49,6 +49,7 @@ static void remove_block(struct kvt_store *store, struct kvt_store_purge *purge,
     if (!kvt_index_present(e))
         return;
     purge->removed++;
+    purge->removed_bytes += kvt_entry_bytes(store, entry);
     store->counts.purged_blocks++;
     if (e->slot != KVT_INDEX_NONE) {
         struct kvt_slot *s = kvt_slot_at(&store->slots, e->slot);
@@ -77,7 +78,9 @@ static void doom_fills(struct kvt_store *store, const struct kvt_store_purge *pu
 
         if (s->state != KVT_SLOT_FILLING)
             continue;
-        if (purge->whole)
+        if (purge->op == KVT_OP_PURGE_NS)
+            meant = memcmp(s->key.ns, purge->items[0].key.ns, KVT_NS_BYTES) == 0;
+        else if (purge->whole)
             meant = kvt_index_at(&store->index, s->entry)->ns == purge->ns;
         for (uint32_t i = 0; !purge->whole && i < purge->count && !meant; i++)
             meant = memcmp(&s->key, &purge->items[i].key, sizeof(s->key)) == 0;
@@ -215,19 +218,33 @@ bool kvt_purges_floor_add(struct kvt_store_purge *purge, const uint8_t *ns, uint
     return true;
 }
 
-static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
-                  const struct kvt_msg_keys *request)
+/* The first group of the namespace at `from` or behind it. */
+static uint32_t group_from(const struct kvt_store *store, const uint8_t id[KVT_NS_BYTES],
+                           uint32_t from)
 {
-    struct kvt_namespace *ns = kvt_namespace_at(&store->spaces, purge->ns);
+    for (; from < store->spaces.touched; from++) {
+        const struct kvt_namespace *ns = kvt_namespace_at(&store->spaces, from);
 
-    if (purge->whole) {
-        memset(&purge->items[0], 0, sizeof(purge->items[0]));
-        purge->items[0].kind = KVT_JOURNAL_PURGE_NS;
-        memcpy(purge->items[0].key.ns, ns->id, KVT_NS_BYTES);
-        purge->items[0].value = store->sequence_next;
-        purge->count = 1;
-        ns->purging++;
+        if (ns->used && memcmp(ns->id, id, KVT_NS_BYTES) == 0)
+            return from;
     }
+    return KVT_NS_NONE;
+}
+
+/* All of the namespace that has the id. */
+static void name_whole(struct kvt_store *store, struct kvt_store_purge *purge,
+                       const uint8_t id[KVT_NS_BYTES])
+{
+    memset(&purge->items[0], 0, sizeof(purge->items[0]));
+    purge->items[0].kind = KVT_JOURNAL_PURGE_NS;
+    memcpy(purge->items[0].key.ns, id, KVT_NS_BYTES);
+    purge->items[0].value = store->sequence_next;
+    purge->count = 1;
+}
+
+static void name_keys(struct kvt_store *store, struct kvt_store_purge *purge,
+                      const struct kvt_msg_keys *request)
+{
     for (uint32_t i = 0; i < request->msg.count; i++) {
         struct kvt_journal_item *item = &purge->items[i];
 
@@ -237,6 +254,16 @@ static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
         item->value = store->sequence_next;
         purge->count++;
     }
+}
+
+/* What is to go has been named. */
+static void begin(struct kvt_store *store, struct kvt_store_purge *purge)
+{
+    purge->whole = purge->items[0].kind == KVT_JOURNAL_PURGE_NS && purge->ns != KVT_NS_NONE;
+    if (purge->whole) {
+        kvt_namespace_at(&store->spaces, purge->ns)->purging++;
+        purge->groups = 1;
+    }
     remember_off(store, purge);
     kvt_l3_purge(store, purge);
     for (uint32_t root = 0; root < store->disk_count; root++) {
@@ -244,7 +271,7 @@ static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
         kvt_l2_erase_hold(store->disks[root].l2, true);
     }
     doom_fills(store, purge);
-    for (uint32_t i = 0; i < request->msg.count; i++) {
+    for (uint32_t i = 0; purge->items[i].kind == KVT_JOURNAL_PURGE_KEY && i < purge->count; i++) {
         uint32_t entry = kvt_entry_find(store, &purge->items[i].key);
 
         if (entry != KVT_INDEX_NONE && kvt_entry_is(store, entry, &purge->items[i].key))
@@ -252,7 +279,9 @@ static void begin(struct kvt_store *store, struct kvt_store_purge *purge,
     }
 }
 
-void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+/* A place for what was asked for. NULL: all are taken, which was answered. */
+static struct kvt_store_purge *place_take(struct kvt_store *store, uint32_t client,
+                                          const struct kvt_msg *msg)
 {
     struct kvt_store_purge *purge = store->purges;
     struct kvt_journal_item *items;
@@ -261,19 +290,44 @@ void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt
         purge++;
     if (purge == store->purges + KVT_STORE_PURGES) {
         kvt_reply_status(store, client, msg->op, msg->cookie, -EAGAIN);
-        return;
+        return NULL;
     }
     items = purge->items;
     *purge = (struct kvt_store_purge){.store = store,
                                       .cookie = msg->cookie,
                                       .client = client,
                                       .ns = kvt_handle_number(msg->ns),
+                                      .op = msg->op,
                                       .used = 1,
-                                      .whole = msg->count == 0,
                                       .items = items};
     for (uint32_t i = 0; i < KVT_STORE_ROOTS_MAX; i++)
         purge->self[i] = purge;
-    begin(store, purge, (const struct kvt_msg_keys *)msg);
+    return purge;
+}
+
+void kvt_handle_purge(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    struct kvt_store_purge *purge = place_take(store, client, msg);
+
+    if (!purge)
+        return;
+    if (msg->count == 0)
+        name_whole(store, purge, kvt_namespace_at(&store->spaces, purge->ns)->id);
+    else
+        name_keys(store, purge, (const struct kvt_msg_keys *)msg);
+    begin(store, purge);
+}
+
+void kvt_handle_purge_ns(struct kvt_store *store, uint32_t client, const struct kvt_msg *msg)
+{
+    const struct kvt_msg_purge_ns *request = (const struct kvt_msg_purge_ns *)msg;
+    struct kvt_store_purge *purge = place_take(store, client, msg);
+
+    if (!purge)
+        return;
+    name_whole(store, purge, request->id);
+    purge->ns = group_from(store, request->id, 0);
+    begin(store, purge);
 }
 
 static bool erase_room(const struct kvt_store *store)
@@ -301,9 +355,19 @@ static bool walk(struct kvt_store *store, struct kvt_store_purge *purge)
     }
     if (purge->cursor < store->index.touched)
         return false;
-    purge->whole = 0;
     ns->purging--;
-    return true;
+    if (purge->op == KVT_OP_PURGE_NS)
+        purge->ns = group_from(store, ns->id, purge->ns + 1);
+    else
+        purge->ns = KVT_NS_NONE;
+    if (purge->ns == KVT_NS_NONE) {
+        purge->whole = 0;
+        return true;
+    }
+    kvt_namespace_at(&store->spaces, purge->ns)->purging++;
+    purge->groups++;
+    purge->cursor = 0;
+    return false;
 }
 
 /* The lowest sequence that a purge in progress has for its bound. */
@@ -348,18 +412,38 @@ static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
     return all;
 }
 
+static void answer(struct kvt_store *store, const struct kvt_store_purge *purge)
+{
+    const struct kvt_msg request = {.op = purge->op, .cookie = purge->cookie};
+    struct kvt_msg_purge_ns_reply *reply;
+
+    if (purge->op != KVT_OP_PURGE_NS) {
+        kvt_reply_status(store, purge->client, purge->op, purge->cookie,
+                         purge->status ? purge->status
+                                       : (int32_t)KVT_MIN(purge->removed, (uint64_t)INT32_MAX));
+        return;
+    }
+    reply = (struct kvt_msg_purge_ns_reply *)kvt_reply_begin(store, &request, sizeof(*reply));
+    reply->msg.status = purge->status;
+    reply->msg.count = purge->groups;
+    reply->blocks = purge->removed;
+    reply->bytes = purge->removed_bytes;
+    reply->remote_records = purge->remote_removed;
+    kvt_reply_send(store, purge->client, &reply->msg);
+}
+
 bool kvt_purges_run(struct kvt_store *store)
 {
     bool again = false;
 
     for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
         struct kvt_store_purge *purge = &store->purges[i];
-        uint32_t before = purge->cursor;
+        const uint32_t before = purge->cursor, ns_before = purge->ns;
 
         if (!purge->used || !journaled(store, purge))
             continue;
         if (!walk(store, purge)) {
-            again = again || purge->cursor != before;
+            again = again || purge->cursor != before || purge->ns != ns_before;
             continue;
         }
         if (!kvt_l3_purged(store, purge))
@@ -368,9 +452,7 @@ bool kvt_purges_run(struct kvt_store *store)
         store->counts.scrub_buried += purge->buried && !purge->status ? purge->count : 0;
         if (purge->silent)
             continue;
-        kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie,
-                         purge->status ? purge->status
-                                       : (int32_t)KVT_MIN(purge->removed, (uint64_t)INT32_MAX));
+        answer(store, purge);
     }
     return again;
 }
@@ -381,7 +463,7 @@ void kvt_purges_end_all(struct kvt_store *store, int status)
         struct kvt_store_purge *purge = &store->purges[i];
 
         if (purge->used && !purge->silent)
-            kvt_reply_status(store, purge->client, KVT_OP_PURGE, purge->cookie, status);
+            kvt_reply_status(store, purge->client, purge->op, purge->cookie, status);
         purge->used = 0;
     }
 }

@@ -12,11 +12,14 @@
 struct kvt_store_purge {
     struct kvt_store *store;
     uint64_t cookie;
-    uint64_t removed;
+    uint64_t removed, removed_bytes;
+    uint64_t remote_removed; /* records of the shared tier */
     uint32_t client;
-    uint32_t ns;
-    uint32_t cursor;                   /* next index entry to look at; namespace purges only */
-    uint32_t count;                    /* journal items */
+    uint32_t ns;     /* the group that is walked; KVT_NS_NONE: none of it is known */
+    uint32_t groups; /* PURGE_NS: walked so far, or being walked */
+    uint16_t op;     /* asked by: KVT_OP_PURGE, KVT_OP_PURGE_NS */
+    uint32_t cursor; /* next index entry to look at; namespace purges only */
+    uint32_t count;  /* journal items */
     uint8_t done[KVT_STORE_ROOTS_MAX]; /* journaled there */
     uint8_t going[KVT_STORE_ROOTS_MAX];
     uint8_t held[KVT_STORE_ROOTS_MAX];                 /* erasing waits there for the journal */

@@ -159,9 +159,10 @@ void kvt_l3_purge(struct kvt_store *store, const struct kvt_store_purge *purge)
     drop->state = KVT_DROP_WAITS;
     drop->refused = 0;
     drop->seen = 0;
-    drop->req = (struct kvt_remote_req){.op = purge->whole ? KVT_REMOTE_DROP_NS : KVT_REMOTE_DROP,
-                                        .keys = drop->keys,
-                                        .user = drop};
+    drop->req = (struct kvt_remote_req){
+        .op = purge->items[0].kind == KVT_JOURNAL_PURGE_NS ? KVT_REMOTE_DROP_NS : KVT_REMOTE_DROP,
+        .keys = drop->keys,
+        .user = drop};
     for (uint32_t i = 0; i < purge->count; i++)
         drop->keys[drop->req.count++] = purge->items[i].key;
     kvt_l3_known_forget_all(store->remote);
@@ -240,6 +241,8 @@ bool kvt_l3_purged(struct kvt_store *store, struct kvt_store_purge *purge)
         return true;
     }
     drop->state = KVT_DROP_NONE;
+    if (drop->refused != -EAGAIN) /* else it is another purge's */
+        purge->remote_removed = atomic_load_explicit(&drop->req.removed, memory_order_relaxed);
     kvt_l3_known_forget_all(store->remote); /* look-ups may have met what was about to go */
     if (drop_status(drop)) {
         store->counts.remote_purge_fail++;

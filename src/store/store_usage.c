@@ -39,6 +39,7 @@ static struct kvt_usage_row *row_of(const struct kvt_store *store, struct rows *
     memcpy(row->ns, space->id, sizeof(row->ns));
     memcpy(row->label, space->label, sizeof(row->label));
     row->group = space->group;
+    row->block_tokens = space->block_tokens;
     row->rank = rank;
     return row;
 }

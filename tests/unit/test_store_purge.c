@@ -301,6 +301,157 @@ static void test_the_log_turns_over_meanwhile(void **state)
     rig_close(&rig);
 }
 
+/* ---- by id ----------------------------------------------------------------------------------- */
+
+static struct kvt_msg_purge_ns_reply purge_ns(const uint8_t id[KVT_NS_BYTES])
+{
+    struct kvt_msg_purge_ns ask = {
+        .msg = {.bytes = sizeof(ask), .op = KVT_OP_PURGE_NS, .cookie = ++rig.cookie}};
+    struct kvt_msg_purge_ns_reply reply;
+    const struct kvt_msg *msg;
+
+    memcpy(ask.id, id, KVT_NS_BYTES);
+    assert_int_equal(rig_send(&rig, 0, &ask), 0);
+    rig_settle(&rig);
+    msg = rig_reply(&rig, ask.msg.cookie);
+    assert_non_null(msg);
+    assert_int_equal(msg->bytes, sizeof(reply));
+    memcpy(&reply, msg, sizeof(reply));
+    rig_forget_replies(&rig);
+    rig_check(&rig);
+    return reply;
+}
+
+/* Two namespaces, one of them with two groups, in DRAM and on disk; a third one in DRAM only. */
+static void put_three(uint32_t handles[4])
+{
+    handles[0] = rig_ns(&rig, 1, pages);
+    handles[2] = rig_ns(&rig, 2, pages);
+    rig.group = 1;
+    handles[1] = rig_ns(&rig, 1, pages);
+    rig.group = 0;
+    handles[3] = rig_ns(&rig, 3, pages);
+    for (int i = 0; i < 4; i++) {
+        ns = handles[i];
+        rig.group = i == 1;
+        put(1, CHAIN);
+        if (i == 2) {
+            rig.group = 0;
+            assert_int_equal(rig_flush(&rig), 0);
+        }
+    }
+    rig.group = 0;
+}
+
+static uint32_t there(uint32_t handle, uint16_t group)
+{
+    rig.group = group;
+    uint32_t count = get(&rig, handle, 1, CHAIN);
+    rig.group = 0;
+    return count;
+}
+
+/* All groups go, for good, and nothing of another namespace; what was removed is told. */
+static void test_a_namespace_by_its_id(void **state)
+{
+    uint8_t id[KVT_NS_BYTES];
+    uint32_t handles[4];
+
+    (void)state;
+    begin(64u << 20);
+    put_three(handles);
+    memcpy(id, rig.ns_ids[handles[0]], sizeof(id));
+    struct kvt_msg_purge_ns_reply reply = purge_ns(id);
+    assert_int_equal(reply.msg.status, 0);
+    assert_int_equal(reply.msg.count, 2);
+    assert_int_equal(reply.blocks, 2 * CHAIN);
+    assert_int_equal(reply.bytes, 2 * CHAIN * PAGES * KVT_PAGE_BYTES);
+    assert_int_equal(reply.remote_records, 0);
+    assert_int_equal(there(handles[0], 0), 0);
+    assert_int_equal(there(handles[1], 1), 0);
+    assert_int_equal(there(handles[2], 0), CHAIN);
+    assert_int_equal(there(handles[3], 0), CHAIN);
+    reply = purge_ns(id); /* it is known still, and empty */
+    assert_int_equal(reply.msg.count, 2);
+    assert_int_equal(reply.blocks, 0);
+    ns = handles[0];
+    put(1, CHAIN); /* and takes blocks again */
+    assert_int_equal(there(handles[0], 0), CHAIN);
+    assert_int_equal(purge_ns(id).blocks, CHAIN);
+    rig_crash(&rig);
+    assert_int_equal(there(rig_ns(&rig, 1, pages), 0), 0);
+    assert_int_equal(there(rig_ns(&rig, 2, pages), 0), CHAIN);
+    rig_close(&rig);
+}
+
+/* One that nobody has opened since the start, and one that nobody has heard of. */
+static void test_a_namespace_that_nobody_has_opened(void **state)
+{
+    uint8_t id[KVT_NS_BYTES], unknown[KVT_NS_BYTES] = {9, 9, 9};
+    uint32_t handles[4];
+
+    (void)state;
+    begin(64u << 20);
+    put_three(handles);
+    memcpy(id, rig.ns_ids[handles[2]], sizeof(id));
+    rig_reopen(&rig);
+    struct kvt_msg_purge_ns_reply reply = purge_ns(unknown);
+    assert_int_equal(reply.msg.status, 0);
+    assert_int_equal(reply.msg.count, 0);
+    assert_int_equal(reply.blocks, 0);
+    reply = purge_ns(id);
+    assert_int_equal(reply.msg.count, 1);
+    assert_int_equal(reply.blocks, CHAIN);
+    rig_reopen(&rig);
+    assert_int_equal(there(rig_ns(&rig, 2, pages), 0), 0);
+    assert_int_equal(there(rig_ns(&rig, 1, pages), 0), CHAIN);
+    rig_close(&rig);
+}
+
+/* A journal that cannot be written: it is said, with what has gone from here. */
+static void test_a_failed_purge_by_id(void **state)
+{
+    uint32_t handles[4];
+
+    (void)state;
+    begin(64u << 20);
+    put_three(handles);
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_true(fault_io_rule(rig.io, &no_journal) >= 0);
+    struct kvt_msg_purge_ns_reply reply = purge_ns(rig.ns_ids[handles[2]]);
+    assert_int_equal(reply.msg.status, -EIO);
+    assert_int_equal(reply.blocks, CHAIN);
+    assert_int_equal(there(handles[2], 0), 0);
+    fault_io_clear(rig.io);
+    rig_advance(&rig, 2 * SECOND);
+    rig_close(&rig);
+}
+
+/* What is being filled for any group of it is refused at its commit. */
+static void test_fills_of_a_namespace_by_its_id(void **state)
+{
+    static const uint64_t numbers[] = {100, 101};
+    struct kvt_alloc_entry entries[2], other[2];
+    uint32_t handles[4];
+
+    (void)state;
+    begin(64u << 20);
+    put_three(handles);
+    rig.group = 1;
+    rig_alloc(&rig, 0, handles[1], numbers, 2, 0, KV4, 0, entries);
+    rig.group = 0;
+    rig_alloc(&rig, 0, handles[3], numbers, 2, 0, KV4, 0, other);
+    assert_int_equal(purge_ns(rig.ns_ids[handles[0]]).msg.status, 0);
+    rig.group = 1;
+    uint64_t sum = rig_fill(&rig, handles[1], 100, 0, KV4, &entries[0]);
+    assert_true(rig_commit(&rig, 0, &entries[0], sum) < 0);
+    rig.group = 0;
+    sum = rig_fill(&rig, handles[3], 100, 0, KV4, &other[0]);
+    assert_int_equal(rig_commit(&rig, 0, &other[0], sum), 0);
+    rig_abort(&rig, 0, &other[1]);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -311,6 +462,10 @@ int main(void)
         cmocka_unit_test(test_closed_before_it_could_be_written),
         cmocka_unit_test(test_many_blocks_answer_at_once),
         cmocka_unit_test(test_the_log_turns_over_meanwhile),
+        cmocka_unit_test(test_a_namespace_by_its_id),
+        cmocka_unit_test(test_a_namespace_that_nobody_has_opened),
+        cmocka_unit_test(test_a_failed_purge_by_id),
+        cmocka_unit_test(test_fills_of_a_namespace_by_its_id),
     };
 
     return cmocka_run_group_tests_name("store_purge", tests, NULL, NULL);
