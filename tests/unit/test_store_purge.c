@@ -360,7 +360,7 @@ static void test_a_namespace_by_its_id(void **state)
     (void)state;
     begin(64u << 20);
     put_three(handles);
-    memcpy(id, rig.ns_ids[handles[0]], sizeof(id));
+    memcpy(id, rig_ns_id(&rig, handles[0]), sizeof(id));
     struct kvt_msg_purge_ns_reply reply = purge_ns(id);
     assert_int_equal(reply.msg.status, 0);
     assert_int_equal(reply.msg.count, 2);
@@ -393,7 +393,7 @@ static void test_a_namespace_that_nobody_has_opened(void **state)
     (void)state;
     begin(64u << 20);
     put_three(handles);
-    memcpy(id, rig.ns_ids[handles[2]], sizeof(id));
+    memcpy(id, rig_ns_id(&rig, handles[2]), sizeof(id));
     rig_reopen(&rig);
     struct kvt_msg_purge_ns_reply reply = purge_ns(unknown);
     assert_int_equal(reply.msg.status, 0);
@@ -418,7 +418,7 @@ static void test_a_failed_purge_by_id(void **state)
     put_three(handles);
     assert_int_equal(rig_flush(&rig), 0);
     assert_true(fault_io_rule(rig.io, &no_journal) >= 0);
-    struct kvt_msg_purge_ns_reply reply = purge_ns(rig.ns_ids[handles[2]]);
+    struct kvt_msg_purge_ns_reply reply = purge_ns(rig_ns_id(&rig, handles[2]));
     assert_int_equal(reply.msg.status, -EIO);
     assert_int_equal(reply.blocks, CHAIN);
     assert_int_equal(there(handles[2], 0), 0);
@@ -441,7 +441,7 @@ static void test_fills_of_a_namespace_by_its_id(void **state)
     rig_alloc(&rig, 0, handles[1], numbers, 2, 0, KV4, 0, entries);
     rig.group = 0;
     rig_alloc(&rig, 0, handles[3], numbers, 2, 0, KV4, 0, other);
-    assert_int_equal(purge_ns(rig.ns_ids[handles[0]]).msg.status, 0);
+    assert_int_equal(purge_ns(rig_ns_id(&rig, handles[0])).msg.status, 0);
     rig.group = 1;
     uint64_t sum = rig_fill(&rig, handles[1], 100, 0, KV4, &entries[0]);
     assert_true(rig_commit(&rig, 0, &entries[0], sum) < 0);
