@@ -190,9 +190,7 @@ long kvt_session_pages(struct kvt_session_mgr *mgr, kvt_session_id id, size_t fi
  * kvt_session_filled() has moved out of it has no page any more. Of states only the last block of
  * the sequence has a page, full or not, and those at whose ends it may have to come back: there the
  * engine keeps the state after the block's last token (of a partial last block: after the last one
- * that is filled), and goes on from it in the next page. Where the sequence was cut back into the
- * very block that it is filled to, no page holds that state: the block gets none, and the session
- * comes back to a state before it. */
+ * that is filled), and goes on from it in the next page. */
 long kvt_session_group_pages(struct kvt_session_mgr *mgr, kvt_session_id id, uint16_t group,
                              size_t first, uint32_t *pages, size_t n);
 
@@ -205,7 +203,10 @@ int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t 
  * or to sample it again. Blocks behind the cut stay for others, and for a session that goes the
  * same way again. Afterwards kvt_session_get_info() says how many of the tokens are filled: all,
  * or, when the cut is inside a block that others use too or that is not exact, those before it; the
- * engine fills the rest again, in a page that kvt_session_pages() names.
+ * engine fills the rest again, in a page that kvt_session_pages() names. Of an active session of
+ * states that was not filled as far as the cut, the block that it is filled to may get a page that
+ * it had not: the engine writes its state there before the next kvt_session_filled(), and a session
+ * that goes idle before that comes back to a state before it.
  * 0; KVT_E_NO_SESSION; KVT_E_STATE it is RESTORING, or active, and a window or state that the cut
  * needs is not in L0 any more: go idle, cut, resume; KVT_E_INVAL more than there are; -EAGAIN and
  * KVT_E_LIMIT as kvt_session_resume(): a block in use needs pages of its own. */

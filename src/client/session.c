@@ -212,6 +212,7 @@ static int filled(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t t
     for (uint32_t i = s->blocks; i < end; i++)
         block_filled(mgr, s, i);
     s->filled = tokens;
+    s->unwritten = false;
     kvt_session_set_needs(mgr, s);
     kvt_session_cool(mgr, false);
     return 0;
@@ -230,11 +231,12 @@ int kvt_session_filled(struct kvt_session_mgr *mgr, kvt_session_id id, uint32_t 
 
 /* ---- idle ---------------------------------------------------------------------------------- */
 
-/* The pages of a partial last block stay in L0 while there is room, where every group has one. */
+/* The pages of a partial last block stay in L0 while there is room, where every group has one, and
+ * that of a state has been written. */
 static void keep_tail(struct kvt_session_mgr *mgr, struct kvt_session *s)
 {
     uint32_t last = s->blocks, at = KVT_NONE;
-    bool whole = true;
+    bool whole = !s->unwritten;
     if (s->filled % mgr->block_tokens == 0)
         return;
     for (uint32_t g = 0; g < mgr->group_count; g++)
@@ -274,6 +276,7 @@ void kvt_session_go_idle(struct kvt_session_mgr *mgr, struct kvt_session *s)
     s->tokens = s->filled;
     kvt_session_set_window(mgr, s, s->tokens);
     keep_tail(mgr, s);
+    s->unwritten = false;
     kvt_session_set_needs(mgr, s);
     for (uint32_t i = s->blocks; i-- > 0;) /* children first: they are older in the list */
         for (uint32_t g = 0; g < mgr->group_count; g++)

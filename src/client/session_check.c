@@ -88,6 +88,8 @@ static int check_session(const struct kvt_session_mgr *mgr, const struct check *
         return 0;
     if (s->filled > s->tokens || s->blocks > s->tokens / mgr->block_tokens)
         return wrong(check, "a session holds more than it has", number);
+    if (s->unwritten && s->state != KVT_SESSION_ACTIVE)
+        return wrong(check, "a session that is not active waits for a state", number);
     int rc = check_blocks(mgr, check, s, number);
     if (rc == 0 && s->tail != KVT_NONE &&
         (s->state != KVT_SESSION_IDLE || mgr->nodes[s->tail].tail_of != number))

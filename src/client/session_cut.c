@@ -56,12 +56,11 @@ static void drop_block(struct kvt_session_mgr *mgr, struct kvt_session *s)
 }
 
 /* Whether block i of group g gets a page now that it had none: a state is kept there from now on.
- * Not inside a block that is filled in part: the state after that part is in no page. */
+ */
 static bool lacks(const struct kvt_session_mgr *mgr, const struct kvt_session *s, uint32_t g,
                   uint32_t i, uint32_t tokens)
 {
-    return *kvt_session_page(mgr, s, g, i) == KVT_NONE && i * mgr->block_tokens >= s->filled &&
-           kvt_session_gives(mgr, g, i, tokens);
+    return *kvt_session_page(mgr, s, g, i) == KVT_NONE && kvt_session_gives(mgr, g, i, tokens);
 }
 
 /* Pages that the engine has to get: one of each group for a cut inside a full block, and those that
@@ -77,13 +76,17 @@ static void pages_wanted(const struct kvt_session_mgr *mgr, const struct kvt_ses
     }
 }
 
+/* The block that `filled` ends in may be among them: the engine has that state, its page not yet.
+ */
 static void fill_gaps(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens)
 {
     uint32_t want = kvt_session_blocks_of(mgr, tokens);
     for (uint32_t g = 0; g < mgr->group_count; g++)
         for (uint32_t i = s->blocks; i < want; i++)
-            if (lacks(mgr, s, g, i, tokens))
+            if (lacks(mgr, s, g, i, tokens)) {
                 *kvt_session_page(mgr, s, g, i) = kvt_session_fresh_page(mgr, g);
+                s->unwritten = s->unwritten || i * mgr->block_tokens < s->filled;
+            }
 }
 
 static int cut_active(struct kvt_session_mgr *mgr, struct kvt_session *s, uint32_t tokens)

@@ -125,6 +125,8 @@ enum kvt_sgot {
 struct kvt_session {
     uint8_t state; /* enum kvt_session_state; 0: not in use */
     bool no_store;
+    bool unwritten; /* ACTIVE: a cut gave the block that `filled` ends in a page for its state,
+                       where there was none: it holds nothing until the next kvt_session_filled() */
     uint32_t generation;
     uint32_t tokens;                      /* length of the sequence */
     uint32_t filled;                      /* tokens whose KV is in pages */

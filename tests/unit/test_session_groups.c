@@ -444,28 +444,97 @@ static void a_state_cannot_be_taken_back(void **state)
     go_idle(&a);
 }
 
-/* The cut ends inside a block that is filled in part, whose state was in no page: it gets none, for
- * what it would hold is not that state. */
-static void a_cut_makes_no_state(void **state)
+/* A session of 200 tokens, filled to `filled`, and cut to `cut` behind that. */
+static void filled_and_cut(uint32_t filled, uint32_t cut)
 {
-    (void)state;
     open_with(&with_states, 40, 4096, NULL);
     srig_session_open(&s, &a, 1024, 0);
     srig_tokens(&a, 1, 200);
     assert_int_equal(srig_resume(&s, &a, NULL), 0);
-    srig_fill(&s, &a, 0, 150);
-    assert_int_equal(kvt_session_truncate(s.mgr, a.id, 155), 0);
-    a.tokens = 155;
+    if (filled > 0)
+        srig_fill(&s, &a, 0, filled);
+    assert_int_equal(kvt_session_truncate(s.mgr, a.id, cut), 0);
+    a.tokens = cut;
     srig_check(&s);
-    assert_int_equal(srig_page(&s, &a, 2, 9), KVT_SESSION_NO_PAGE);
-    (void)srig_verify(&s, &a, 150, NULL);
+    assert_int_equal(srig_info(&s, &a).filled, filled);
+    (void)srig_verify(&s, &a, filled, NULL);
+}
+
+/* The cut ends inside a block that is filled in part, whose state was in no page: it gets one,
+ * which does not hold that state. A session that goes idle now does not come back to it. */
+static void a_cut_makes_no_state(void **state)
+{
+    struct kvt_session_plan plan;
+    (void)state;
+    filled_and_cut(150, 155);
+    assert_int_not_equal(srig_page(&s, &a, 2, 9), KVT_SESSION_NO_PAGE);
     go_idle(&a);
     a.tokens = 150;
     srig_tokens(&a, 800, 3);
-    assert_int_equal(srig_resume(&s, &a, NULL), 0);
+    assert_int_equal(srig_resume(&s, &a, &plan), 0);
+    assert_int_equal(plan.in_l0, 0); /* no state at all had a page */
     srig_fill(&s, &a, srig_info(&s, &a).filled, 153);
     (void)srig_verify(&s, &a, 153, NULL);
     go_idle(&a);
+}
+
+/* Whatever is filled and wherever the cut is: the last block has a page in each group, the engine
+ * goes on into it, and the session comes back to where it went idle, if the state at the last
+ * block's beginning was in a page too (it was when the cut is there, or behind the next block). */
+static void behind_what_is_filled_the_last_block_has_a_page(void **state)
+{
+    static const uint32_t cases[][3] = {{1, 2, 2},    {1, 20, 20},   {17, 40, 40},   {0, 5, 5},
+                                        {16, 20, 0},  {5, 16, 16},   {1, 16, 16},    {15, 16, 16},
+                                        {33, 47, 0},  {64, 65, 0},   {70, 71, 0},    {70, 80, 80},
+                                        {79, 96, 96}, {150, 155, 0}, {190, 199, 199}};
+    struct kvt_session_plan plan;
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(cases); i++) {
+        uint32_t filled = cases[i][0], cut = cases[i][1], back = cases[i][2];
+        filled_and_cut(filled, cut);
+        for (uint32_t g = 0; g < 3; g++)
+            if (srig_page(&s, &a, g, (cut - 1) / UNIT) == KVT_SESSION_NO_PAGE)
+                fail_msg("filled %u, cut to %u: group %u has no page", filled, cut, g);
+        srig_fill(&s, &a, filled, cut);
+        srig_check(&s);
+        (void)srig_verify(&s, &a, cut, NULL);
+        go_idle(&a);
+        srig_tokens(&a, 800, 3);
+        assert_int_equal(srig_resume(&s, &a, &plan), 0);
+        if (plan.in_l0 != back)
+            fail_msg("filled %u, cut to %u: comes back to %u", filled, cut, plan.in_l0);
+        srig_fill(&s, &a, back, cut + 3);
+        (void)srig_verify(&s, &a, cut + 3, NULL);
+        go_idle(&a);
+        (void)tear_down(NULL);
+    }
+}
+
+/* Between the cut and the next words of the engine: more tokens, another cut, and the end. */
+static void a_page_that_was_given_is_not_taken_for_written(void **state)
+{
+    struct kvt_session_plan plan;
+    (void)state;
+    filled_and_cut(150, 155);
+    srig_tokens(&a, 300, 40);
+    assert_int_equal(kvt_session_append(s.mgr, a.id, a.token + 155, 40), 0);
+    assert_int_equal(kvt_session_truncate(s.mgr, a.id, 152), 0);
+    a.tokens = 152;
+    srig_check(&s);
+    (void)srig_verify(&s, &a, 150, NULL);
+    go_idle(&a);
+    assert_int_equal(srig_info(&s, &a).filled, 144);
+    a.tokens = srig_info(&s, &a).tokens;
+    srig_tokens(&a, 800, 3);
+    assert_int_equal(srig_resume(&s, &a, &plan), 0);
+    assert_int_equal(plan.in_l0, 0);
+    srig_fill(&s, &a, 0, a.tokens); /* and the next time it is whole */
+    go_idle(&a);
+    srig_tokens(&a, 900, 3);
+    assert_int_equal(srig_resume(&s, &a, &plan), 0);
+    assert_int_equal(plan.in_l0, a.tokens - 3);
+    srig_fill(&s, &a, a.tokens - 3, a.tokens);
+    assert_int_equal(kvt_session_close(s.mgr, a.id), 0);
 }
 
 /* A block that an active session had passed, and that has left L0, is computed by another one: a
@@ -754,6 +823,8 @@ int main(void)
         cmocka_unit_test_teardown(cutting_back_needs_what_is_there, tear_down),
         cmocka_unit_test_teardown(a_state_cannot_be_taken_back, tear_down),
         cmocka_unit_test_teardown(a_cut_makes_no_state, tear_down),
+        cmocka_unit_test_teardown(behind_what_is_filled_the_last_block_has_a_page, tear_down),
+        cmocka_unit_test_teardown(a_page_that_was_given_is_not_taken_for_written, tear_down),
         cmocka_unit_test_teardown(a_page_that_came_from_somebody_else, tear_down),
         cmocka_unit_test_teardown(what_was_passed_goes_first, tear_down),
         cmocka_unit_test_teardown(a_long_prompt_in_pieces, tear_down),
