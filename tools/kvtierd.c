@@ -22,6 +22,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "client/options.h"
 #include "client/pin.h"
 #include "daemon/conf.h"
 #include "daemon/log_out.h"
@@ -31,6 +32,7 @@
 #include "daemon/server.h"
 #include "kvtier/error.h"
 #include "kvtier/version.h"
+#include "kvtierd_check.h"
 #include "kvtierd_help.h"
 #include "kvtierd_reload.h"
 
@@ -216,7 +218,7 @@ static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, stru
                                        .later = kvt_report_later,
                                        .answer_ctx = &report};
     struct kvt_server *server = NULL;
-    char error[512] = "";
+    char error[512] = "", size[32];
     pthread_t thread;
     int rc = kvt_server_new(&params, &server, error, sizeof(error));
     if (rc == 0)
@@ -239,8 +241,8 @@ static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, stru
         kvt_server_free(server);
         return EXIT_PROBLEM;
     }
-    kvt_log(&to_stderr, KVT_LOG_INFO, "kvtierd %s: %llu MiB of DRAM, %u of %u disk roots, at %s%s",
-            kvt_version(), (unsigned long long)(host->memory.arena_bytes >> 20),
+    kvt_log(&to_stderr, KVT_LOG_INFO, "kvtierd %s: %s of DRAM, %u of %u disk roots, at %s%s",
+            kvt_version(), kvt_size_text(host->memory.arena_bytes, size, sizeof(size)),
             (unsigned)host->roots_used, (unsigned)host->settings->disk_count, conf->socket,
             listen_fd >= 0 ? " (passed to us)" : "");
     if (conf->metrics[0] != '\0' && kvt_metrics_start(&metrics, conf->metrics, conf->socket,
@@ -325,6 +327,26 @@ static void signals_block(void)
     sigprocmask(SIG_SETMASK, &set, NULL);
 }
 
+static void check_tell(bool problem, const char *sentence)
+{
+    if (problem)
+        complain("%s", sentence);
+    else
+        printf("note: %s\n", sentence);
+}
+
+static int check(const struct kvt_conf *conf)
+{
+    const unsigned problems = kvt_daemon_check(conf, check_tell);
+    warn_mode(conf);
+    if (problems == 0)
+        printf("the configuration is good\n");
+    else
+        complain("every key is good, and %u %s would not work here and now, as this user", problems,
+                 problems == 1 ? "thing" : "things");
+    return problems == 0 ? EXIT_GOOD : EXIT_PROBLEM;
+}
+
 static int start(const struct kvt_daemon_args *args, struct kvt_conf *conf)
 {
     char why[512] = "";
@@ -333,10 +355,8 @@ static int start(const struct kvt_daemon_args *args, struct kvt_conf *conf)
             complain("%s", why);
         return EXIT_USAGE;
     }
-    if (args->check) {
-        printf("the configuration is good\n");
-        return EXIT_GOOD;
-    }
+    if (args->check)
+        return check(conf);
     atomic_store(&out.level, conf->log_level);
     signals_block();
     return run(args, conf);

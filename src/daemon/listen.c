@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -24,9 +25,15 @@ static int lock_name(const char *path, char *name, size_t len)
     return snprintf(name, len, "%s.lock", path) < (int)len ? 0 : KVT_E_LIMIT;
 }
 
-/* Lock the lock file: one of ours is empty and this user's; what else has that name is left alone.
- * A file that its owner removes between our open and our lock does not count: another one is made.
- * 0, KVT_E_LOCKED, KVT_E_SYMLINK (what is there is no lock of ours), -errno. */
+/* One of ours is empty and this user's; what else has that name is left alone. */
+static bool is_lock(const struct stat *st)
+{
+    return S_ISREG(st->st_mode) && st->st_size == 0 && st->st_uid == geteuid();
+}
+
+/* Lock the lock file. One that its owner removes between our open and our lock does not count:
+ * another one is made. 0, KVT_E_LOCKED, KVT_E_SYMLINK (what is there is no lock of ours), -errno.
+ */
 static int lock_take(const char *name, int *fd)
 {
     for (;;) {
@@ -34,8 +41,7 @@ static int lock_take(const char *name, int *fd)
         *fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
         if (*fd < 0)
             return errno == ELOOP || errno == EISDIR || errno == ENXIO ? KVT_E_SYMLINK : -errno;
-        if (fstat(*fd, &ours) != 0 || !S_ISREG(ours.st_mode) || ours.st_size != 0 ||
-            ours.st_uid != geteuid()) {
+        if (fstat(*fd, &ours) != 0 || !is_lock(&ours)) {
             (void)close(*fd);
             *fd = -1;
             return KVT_E_SYMLINK;
@@ -52,13 +58,14 @@ static int lock_take(const char *name, int *fd)
     }
 }
 
-/* What is at the path: nothing, or a socket that nobody listens on, is ours to take. */
-static int path_free(const char *path)
+/* What is at the path: nothing (-ENOENT), or a socket that nobody listens on (0), is ours to take.
+ */
+static int path_look(const char *path)
 {
     struct stat st;
     int fd = -1;
     if (lstat(path, &st) != 0)
-        return errno == ENOENT ? 0 : -errno;
+        return -errno;
     if (!S_ISSOCK(st.st_mode))
         return KVT_E_NOT_OURS;
     int rc = kvt_sock_connect(path, 1000, &fd);
@@ -66,6 +73,14 @@ static int path_free(const char *path)
         (void)close(fd);
     if (rc != -ECONNREFUSED) /* somebody listens, also somebody who is no kvtierd */
         return rc == -EACCES ? -EACCES : KVT_E_LOCKED;
+    return 0;
+}
+
+static int path_free(const char *path)
+{
+    int rc = path_look(path);
+    if (rc != 0)
+        return rc == -ENOENT ? 0 : rc;
     return unlink(path) == 0 || errno == ENOENT ? 0 : -errno;
 }
 
@@ -145,6 +160,36 @@ int kvt_listen_open(struct kvt_listen *listener, const char *path, mode_t mode, 
         return 0;
     describe(path, rc, error, error_len);
     kvt_listen_close(listener);
+    return rc;
+}
+
+/* Whether this user may make names in the directory of the path. */
+static int directory_look(const char *path)
+{
+    char directory[sizeof(((struct sockaddr_un *)0)->sun_path)] = ".";
+    const char *slash = strrchr(path, '/');
+    if (slash != NULL)
+        (void)snprintf(directory, sizeof(directory), "%.*s", (int)(slash - path + 1), path);
+    return faccessat(AT_FDCWD, directory, W_OK | X_OK, AT_EACCESS) == 0 ? 0 : -errno;
+}
+
+int kvt_listen_check(const char *path, char *error, size_t error_len)
+{
+    char lock[128];
+    struct stat st;
+    int rc = strlen(path) + 5 < sizeof(((struct kvt_listen *)0)->path)
+                 ? lock_name(path, lock, sizeof(lock))
+                 : KVT_E_LIMIT;
+    if (rc == 0)
+        rc = path_look(path);
+    if (rc == -ENOENT)
+        rc = 0;
+    if (rc == 0)
+        rc = directory_look(path);
+    if (rc == 0 && lstat(lock, &st) == 0 && !is_lock(&st))
+        rc = KVT_E_SYMLINK;
+    if (rc != 0)
+        describe(path, rc, error, error_len);
     return rc;
 }
 

@@ -18,6 +18,10 @@ struct kvt_listen {
 __attribute__((warn_unused_result)) int kvt_listen_open(struct kvt_listen *listen, const char *path,
                                                         mode_t mode, char *error, size_t error_len);
 /* Stop listening and remove what we made, if it is still there. */
+/* Whether a socket could be made at the path; nothing is made or removed. 0; KVT_E_LOCKED: somebody
+ * listens there; else an error. With the sentence of _open() in either case. */
+__attribute__((warn_unused_result)) int kvt_listen_check(const char *path, char *error,
+                                                         size_t error_len);
 void kvt_listen_close(struct kvt_listen *listen);
 
 #endif

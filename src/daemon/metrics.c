@@ -310,6 +310,22 @@ static void *metrics_main(void *arg)
     return NULL;
 }
 
+static void describe(const char *address, int code, char *error, size_t error_len)
+{
+    (void)snprintf(error, error_len, "metrics: cannot listen at %s: %s", address,
+                   code == KVT_E_INVAL ? "not a numeric address" : kvt_strerror(code));
+}
+
+int kvt_metrics_check(const char *address, char *error, size_t error_len)
+{
+    int fd = -1, rc = listen_at(address, &fd);
+    if (fd >= 0)
+        (void)close(fd);
+    if (rc != 0)
+        describe(address, rc, error, error_len);
+    return rc;
+}
+
 int kvt_metrics_start(struct kvt_metrics *metrics, const char *address, const char *socket,
                       const struct kvt_log *log, char *error, size_t error_len)
 {
@@ -331,8 +347,7 @@ int kvt_metrics_start(struct kvt_metrics *metrics, const char *address, const ch
                     address);
         return 0;
     }
-    (void)snprintf(error, error_len, "metrics: cannot listen at %s: %s", address,
-                   rc == KVT_E_INVAL ? "not a numeric address" : kvt_strerror(rc));
+    describe(address, rc, error, error_len);
     kvt_metrics_stop(metrics);
     return rc;
 }

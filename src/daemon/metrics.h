@@ -27,6 +27,11 @@ __attribute__((warn_unused_result)) int kvt_metrics_start(struct kvt_metrics *me
                                                           const char *address, const char *socket,
                                                           const struct kvt_log *log, char *error,
                                                           size_t error_len);
+/* Whether one could listen there now; nobody does afterwards. 0, or an error with the same
+ * sentence.
+ */
+__attribute__((warn_unused_result)) int kvt_metrics_check(const char *address, char *error,
+                                                          size_t error_len);
 void kvt_metrics_stop(struct kvt_metrics *metrics);
 
 #endif

@@ -46,6 +46,8 @@ static void serves(void)
     assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
     assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
     rig_close(&rig);
+    rig_free(&rig);
+    memset(&rig, 0, sizeof(rig));
 }
 
 static void dial(struct kvt_link *link)

@@ -1,0 +1,104 @@
+/* kvtierd --check: looks at memory, the socket's place, the roots and the address for scrapers, by
+ * the steps of the start, as far as they change nothing, and with its sentences.
+ *
+ * A kvtierd that runs with the same configuration is no problem: what it holds is told as a note.
+ * The tier that machines share is not asked ('kvtier doctor --config remote=...' does that).
+ * Threads: one.
+ */
+#include "kvtierd_check.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "client/host.h"
+#include "client/pin.h"
+#include "daemon/listen.h"
+#include "daemon/metrics.h"
+#include "kvtier/error.h"
+#include "root_check.h"
+
+struct check {
+    kvt_daemon_tell_fn tell;
+    unsigned problems;
+    bool runs; /* somebody listens at the socket */
+};
+
+static void problem(struct check *check, const char *sentence)
+{
+    check->problems++;
+    check->tell(true, sentence);
+}
+
+/* The arena is mapped, and not touched; locked, where it must be, as far as the limit goes. */
+static void check_memory(struct check *check, const struct kvt_conf *conf)
+{
+    struct kvt_host host = {.settings = &conf->options->settings, .shared = true};
+    char error[512] = "", why[400], text[480];
+    int rc = kvt_host_init(&host, error, sizeof(error));
+    if (rc != 0)
+        problem(check, error[0] ? error : kvt_strerror(rc));
+    if (rc == 0 && host.settings->pin == KVT_PIN_SET_REQUIRED) {
+        rc = mlock2(host.memory.arena, host.memory.arena_bytes, MLOCK_ONFAULT) == 0 ? 0 : -errno;
+        if (rc == -EPERM || rc == -ENOMEM || rc == -EAGAIN) {
+            kvt_pin_describe(kvt_pin_host_ops()->name, host.memory.arena_bytes, rc, why,
+                             sizeof(why));
+            (void)snprintf(text, sizeof(text), "pin=required: %s; or set pin=auto", why);
+            problem(check, text);
+        }
+    }
+    kvt_host_free(&host);
+}
+
+static void check_socket(struct check *check, const struct kvt_conf *conf)
+{
+    char error[512], text[640];
+    int rc = kvt_listen_check(conf->socket, error, sizeof(error));
+    check->runs = rc == KVT_E_LOCKED;
+    if (check->runs) {
+        (void)snprintf(text, sizeof(text),
+                       "somebody listens at %s now, a kvtierd or systemd for it: another one can "
+                       "start there when it has ended",
+                       conf->socket);
+        check->tell(false, text);
+    } else if (rc != 0) {
+        problem(check, error);
+    }
+}
+
+static void check_roots(struct check *check, const struct kvt_conf *conf)
+{
+    const struct kvt_settings *settings = &conf->options->settings;
+    char why[KVT_ROOT_WHY_MAX];
+    for (uint32_t i = 0; i < settings->disk_count; i++) {
+        int rc = kvt_root_check(settings->disks[i].path, why);
+        if (rc == KVT_E_LOCKED)
+            check->tell(false, why); /* by the one that runs, or taken over when it is let go of */
+        else if (rc < 0)
+            problem(check, why);
+    }
+}
+
+static void check_metrics(struct check *check, const struct kvt_conf *conf)
+{
+    char error[512];
+    if (conf->metrics[0] == '\0')
+        return;
+    int rc = kvt_metrics_check(conf->metrics, error, sizeof(error));
+    if (rc == -EADDRINUSE && check->runs)
+        check->tell(false, error);
+    else if (rc != 0)
+        problem(check, error);
+}
+
+unsigned kvt_daemon_check(const struct kvt_conf *conf, kvt_daemon_tell_fn tell)
+{
+    struct check check = {.tell = tell};
+    check_memory(&check, conf);
+    check_socket(&check, conf);
+    check_roots(&check, conf);
+    check_metrics(&check, conf);
+    return check.problems;
+}

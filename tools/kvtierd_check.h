@@ -1,0 +1,12 @@
+/* kvtierd --check: what of a configuration would not come into force here and now. */
+#ifndef KVT_TOOLS_KVTIERD_CHECK_H
+#define KVT_TOOLS_KVTIERD_CHECK_H
+
+#include "daemon/conf.h"
+
+/* tell: a sentence; problem: the start would be refused, or go on without that; else it is only
+ * worth knowing. Returns how many problems there are. Nothing is made, changed or kept. */
+typedef void (*kvt_daemon_tell_fn)(bool problem, const char *sentence);
+unsigned kvt_daemon_check(const struct kvt_conf *conf, kvt_daemon_tell_fn tell);
+
+#endif
