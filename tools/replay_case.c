@@ -4,6 +4,7 @@
 #include "replay_case.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,15 +96,17 @@ static int run_once(const struct replay_base *base, const struct replay_case *of
 
 /* How much of a root goes into headers of so short records depends on the trace. Where it held more
  * or less than the blocks that the case is about, once more with a root that is as much smaller or
- * larger. */
+ * larger. One that holds all there is gets room for that, as what is unlimited does. */
 static int run_store(const struct replay_base *base, const struct replay_case *of,
                      struct replay_hits *hits, struct replay_result *out)
 {
     uint64_t disk = of->disk_bytes ? replay_case_blocks(base, of->disk_bytes) : 0;
+    bool all = disk >= base->trace->distinct;
     double held = 0;
-    int rc = run_once(base, of, disk, hits, out, &held);
+    int rc = run_once(base, of, all ? replay_case_blocks(base, REPLAY_UNLIMITED) : disk, hits, out,
+                      &held);
 
-    if (!rc && held > 0 && fabs(held / (double)disk - 1) > ROOM_OFF)
+    if (!rc && held > 0 && !all && fabs(held / (double)disk - 1) > ROOM_OFF)
         rc = run_once(base, of, (uint64_t)((double)disk * (double)disk / held), hits, out, &held);
     if (disk)
         out->dwpd = (double)out->written / (double)disk / replay_days(base->trace);

@@ -1,8 +1,10 @@
 /* Drives kvt_store_handle() and kvt_store_run(), as a client does, by messages.
  *
- * Every record is one page: the store never looks into a payload, so caps scaled by the same factor
- * give the same decisions. It takes 4 KiB of memory for each block held. Time is that of the trace;
- * within a request it moves only as far as the store's timers ask. Threads: one.
+ * Every record is a page, or a few: the store never looks into a payload, so caps scaled by the same
+ * factor give the same decisions. A few where the disk is so small that its log would have less
+ * than 64 segments, which a drive never has: such a log turns over in steps of some per cent. It
+ * takes that much memory for each block held. Time is that of the trace; within a request it moves
+ * only as far as the store's timers ask. Threads: one.
  */
 #include "replay_store.h"
 
@@ -18,7 +20,10 @@
 #include "store/l2_layout.h"
 
 #define CHUNK 128u /* keys of a message */
-#define STAGING_PAGES 1024u
+#define STAGING_BLOCKS 1024u
+#define LOG_PAGES (64u * (KVT_SEGMENT_BYTES_MIN / KVT_PAGE_BYTES)) /* 64 segments' worth */
+#define RECORD_PAGES_MAX 16u
+#define MEMORY_PAGES (UINT64_C(1) << 18) /* 1 GiB: no longer records where that is more */
 /* What a real drive does not notice, and one of such short records would: a batch's header is as
  * long as a record, and a record's line in the footer a 32nd of it; four of some 64 segments are at
  * hand for what comes, being filled, or being drained, where a drive has thousands. */
@@ -37,6 +42,7 @@ struct replay_store {
     int64_t now_ns;
     uint64_t cookie;
     uint32_t ns;
+    uint32_t record_bytes;
     uint8_t ns_id[KVT_NS_BYTES];
     uint32_t grants_left;
     struct kvt_msg_grant grants[CHUNK];
@@ -122,7 +128,7 @@ static int ns_open(struct replay_store *s)
     memcpy(msg->id, s->ns_id, sizeof(msg->id));
     msg->block_tokens = 512;
     for (int map = KVT_LEVEL_INT4; map <= KVT_LEVEL_RAW; map++)
-        msg->record_bytes[map] = KVT_PAGE_BYTES;
+        msg->record_bytes[map] = s->record_bytes;
     int rc = send(s);
     const struct kvt_msg *reply = (const struct kvt_msg *)s->reply;
     if (!rc && reply->status < 0)
@@ -131,10 +137,21 @@ static int ns_open(struct replay_store *s)
     return rc;
 }
 
-/* The smallest cap of a root that holds so many records of a page, and what they need besides. */
-static uint64_t cap_for(uint64_t blocks)
+/* Pages of a record. */
+static uint32_t record_pages(uint64_t dram_blocks, uint64_t disk_blocks)
 {
-    uint64_t pages = blocks + blocks / BATCH_BLOCKS + blocks / FOOTER_BLOCKS;
+    uint32_t pages = 1;
+
+    while (disk_blocks && pages < RECORD_PAGES_MAX && disk_blocks * pages < LOG_PAGES &&
+           (dram_blocks + disk_blocks) * pages * 2 <= MEMORY_PAGES)
+        pages *= 2;
+    return pages;
+}
+
+/* The smallest cap of a root that holds so many records, and what they need besides. */
+static uint64_t cap_for(uint64_t blocks, uint32_t record_pages)
+{
+    uint64_t pages = blocks * record_pages + blocks / BATCH_BLOCKS + blocks / FOOTER_BLOCKS;
     uint64_t cap = pages * KVT_PAGE_BYTES;
 
     for (;; cap += KVT_SEGMENT_BYTES_MIN / 4) {
@@ -151,7 +168,8 @@ int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks,
                       const struct replay_admission *admission, struct replay_store **out)
 {
     struct replay_store *s = calloc(1, sizeof(*s));
-    uint64_t cap = cap_for(disk_blocks);
+    uint32_t pages = record_pages(dram_blocks, disk_blocks);
+    uint64_t cap = cap_for(disk_blocks, pages);
     int rc = s ? 0 : -ENOMEM;
 
     *out = s;
@@ -159,7 +177,8 @@ int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks,
         return rc;
     memset(s->ns_id, 'r', sizeof(s->ns_id));
     s->now_ns = 1000000000;
-    s->arena_bytes = (dram_blocks + STAGING_PAGES) * KVT_PAGE_BYTES;
+    s->record_bytes = pages * KVT_PAGE_BYTES;
+    s->arena_bytes = (dram_blocks + STAGING_BLOCKS) * s->record_bytes;
     s->arena = mmap(NULL, s->arena_bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (s->arena == MAP_FAILED) {
@@ -168,7 +187,7 @@ int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks,
     }
     struct kvt_store_params params = {.arena = s->arena,
                                       .arena_bytes = s->arena_bytes,
-                                      .staging_bytes = STAGING_PAGES * KVT_PAGE_BYTES,
+                                      .staging_bytes = (uint64_t)STAGING_BLOCKS * s->record_bytes,
                                       .write_queue_bytes = s->arena_bytes / 2,
                                       .seed = 1,
                                       .clock = {now, s},
@@ -179,8 +198,8 @@ int replay_store_open(uint64_t dram_blocks, uint64_t disk_blocks,
         params.write = admission->write;
         params.admit_permille = (uint32_t)(admission->share * 1000 + 0.5);
         params.token_s = admission->token_s;
-        params.byte_s = admission->block_s / KVT_PAGE_BYTES;
-        params.roots[0].write_bytes_day = admission->blocks_per_day * KVT_PAGE_BYTES;
+        params.byte_s = admission->block_s / s->record_bytes;
+        params.roots[0].write_bytes_day = admission->blocks_per_day * s->record_bytes;
     }
     if (disk_blocks) {
         rc = kvt_io_mem_new(cap + cap / 4 + (64u << 20), &s->io);
