@@ -192,6 +192,7 @@ ENGINES: tuple[Engine, ...] = (
               ("self", "connector_output")),
          Uses(f"{_VLLM}.base", "KVConnectorBase_V1.requires_piecewise_for_cudagraph",
               ("extra_config",)),
+         Uses(f"{_VLLM}.base", "KVConnectorBase_V1.get_required_kvcache_layout", ("vllm_config",)),
          Uses("vllm.v1.outputs", "KVConnectorOutput", attributes=(
              "kv_cache_events", "kv_connector_worker_meta")),
          Uses("vllm.distributed.kv_events", "BlockStored", attributes=(

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ._errors import BusyError, ConfigError, ErrorCode, KvtierError
-from .cache import Cache, Namespace, Pool, Request, each_option
+from .cache import Cache, Namespace, Pool, Request, check_options, each_option
 from .geometry import PageShape, unknown
 from .layout import Identity, Keys, Level
 
@@ -77,7 +77,7 @@ class Counts:
 def split_options(where: str, extra: Mapping[str, Any] | None,
                   own: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the adapter's own options, those of the library). ConfigError names one that does not exist,
-    with the nearest that does."""
+    with the nearest that does, or a value that makes no sense."""
     library = [name for name, _, _ in each_option()]
     mine: dict[str, Any] = {}
     rest: dict[str, Any] = {}
@@ -88,6 +88,10 @@ def split_options(where: str, extra: Mapping[str, Any] | None,
             rest[key] = value
         else:
             raise unknown(where, key, [*library, *own])
+    try:
+        check_options(rest)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}", error.code) from None
     return mine, rest
 
 

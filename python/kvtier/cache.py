@@ -126,6 +126,29 @@ def _log_to(write: Callable[[int, str], None]) -> Callable[[Any, int, bytes], No
     return on_log
 
 
+def _set_all(library: Any, made: C.c_void_p, pairs: list[tuple[str, str]]) -> None:
+    for key, value in pairs:
+        if "\0" in key + value:
+            raise make_error(ErrorCode.CONFIG_VALUE, f"{key!r}: {value!r} holds a NUL")
+        code = library.kvt_config_set(made, key.encode(), value.encode())
+        if code < 0:
+            text = library.kvt_config_error(made).decode(errors="replace")
+            raise make_error(code, text or f"{key}={value}: {_c.strerror(code)}")
+
+
+def check_options(config: Mapping[str, Any] | str | None = None, **more: Any) -> None:
+    """ConfigError: an option that does not exist, or a value that makes no sense, as Cache() would
+    say; nothing is opened. What only an open can tell (a directory that is not there) is not
+    said."""
+    library, made = _c.load(), C.c_void_p()
+    _, pairs = _limits.split(options(config, **more))
+    _c.check(library.kvt_config_new(C.byref(made)), "config")
+    try:
+        _set_all(library, made, pairs)
+    finally:
+        library.kvt_config_free(made)
+
+
 class Cache:
     """An open cache: in-process, or of a daemon where the configuration names one.
 
@@ -150,7 +173,8 @@ class Cache:
         self.own_limits, pairs = _limits.split(options(config, **more))
         _c.check(self._lib.kvt_config_new(C.byref(made)), "config")
         try:
-            self._configure(made, pairs)
+            self._lib.kvt_config_log(made, self._log_fn, None)
+            _set_all(self._lib, made, pairs)
             code = self._lib.kvt_open(made, C.byref(handle), error, _ERROR_BYTES)
         finally:
             self._lib.kvt_config_free(made)
@@ -159,16 +183,6 @@ class Cache:
             raise make_error(code, self.notes or f"open: {_c.strerror(code)}")
         self._handle = handle.value
         _open_caches.add(self)
-
-    def _configure(self, made: C.c_void_p, pairs: list[tuple[str, str]]) -> None:
-        self._lib.kvt_config_log(made, self._log_fn, None)
-        for key, value in pairs:
-            if "\0" in key + value:
-                raise make_error(ErrorCode.CONFIG_VALUE, f"{key!r}: {value!r} holds a NUL")
-            code = self._lib.kvt_config_set(made, key.encode(), value.encode())
-            if code < 0:
-                text = self._lib.kvt_config_error(made).decode(errors="replace")
-                raise make_error(code, text or f"{key}={value}: {_c.strerror(code)}")
 
     @property
     def handle(self) -> int:
@@ -484,5 +498,5 @@ def _close_all() -> None:
 
 
 __all__ = ["Cache", "Cut", "KvtierError", "Lookup", "Namespace", "Plan", "Pool", "Reason",
-           "Report", "Request", "Tier", "Write", "collect_stats", "each_option", "options",
-           "usable_blocks"]
+           "Report", "Request", "Tier", "Write", "check_options", "collect_stats", "each_option",
+           "options", "usable_blocks"]

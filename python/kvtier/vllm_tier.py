@@ -82,10 +82,50 @@ class Adapted:
         self._of.pop(request_id, None)
 
 
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """ConfigError: a KvtierTier of the connector's configuration has an option that does not exist
+    or makes no sense. Opens nothing."""
+    tiers = extra.get("secondary_tiers")
+    for tier in tiers if isinstance(tiers, (list, tuple)) else ():
+        if isinstance(tier, Mapping) and tier.get("type") == "KvtierTier":
+            own, _ = split_options(WHERE, {key: value for key, value in tier.items() if key not in
+                                           ("type", "module_path", "backpressure_detector")}, OWN)
+            _pages_of(own)
+            _events_of(own)
+
+
+def _pages_of(own: Mapping[str, Any]) -> str:
+    pages = str(own.get("pages", "auto"))
+    if pages not in ("auto", "opaque"):
+        raise ConfigError(f"{WHERE}: pages={pages!r} is neither auto nor opaque")
+    return pages
+
+
+def _events_of(own: Mapping[str, Any]) -> bool:
+    wanted = own.get("enable_kv_events", False)
+    if not isinstance(wanted, bool):
+        raise ConfigError(f"{WHERE}: enable_kv_events={wanted!r} is neither true nor false")
+    return wanted
+
+
 class KvtierOffloadingConnector(OffloadingConnector):
     """vLLM's OffloadingConnector; see the module."""
 
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """vLLM asks when it looks its configuration over: options of the tier that make no sense
+        are told here, before anything is loaded."""
+        check_extra(extra_config)
+        return super().requires_piecewise_for_cudagraph(extra_config)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Where there are no graphs, this is what vLLM asks first."""
+        check_extra(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        return super().get_required_kvcache_layout(vllm_config)
+
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        check_extra(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._kvtier_id = str(vllm_config.kv_transfer_config.engine_id)
         _engines[self._kvtier_id] = (vllm_config, kv_cache_config)
         if getattr(vllm_config, "lora_config", None) is not None:
@@ -179,9 +219,7 @@ def _known_shape(where: _vllm_names.Deployment) -> PageShape:
 def page_shape(where: _vllm_names.Deployment, row_bytes: int, own: Mapping[str, Any]) \
         -> tuple[PageShape, str]:
     """The shape of a row of the CPU cache, and why it is not coded ("": it is)."""
-    pages = str(own.get("pages", "auto"))
-    if pages not in ("auto", "opaque"):
-        raise ConfigError(f"{WHERE}: pages={pages!r} is neither auto nor opaque")
+    pages = _pages_of(own)
     reason = "as told"
     if pages == "auto":
         try:
@@ -328,9 +366,7 @@ class KvtierTier(_tiering.SecondaryTierManager):
     @staticmethod
     def _wanted_events(spec: Any, own: Mapping[str, Any], tier_type: str) -> list[Any] | None:
         """A list for events, None: nobody wants them."""
-        wanted = own.get("enable_kv_events", False)
-        if not isinstance(wanted, bool):
-            raise ConfigError(f"{WHERE}: enable_kv_events={wanted!r} is neither true nor false")
+        wanted = _events_of(own)
         config = getattr(spec, "kv_events_config", None)
         if wanted and not getattr(config, "enable_kv_cache_events", False):
             _log.warning("kvtier: tier %s has enable_kv_events, and the engine publishes no events: "

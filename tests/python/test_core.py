@@ -757,6 +757,11 @@ def test_a_lookup_says_which_root_a_block_is_on(tmp_path, options):
 
 def test_options_are_listed():
     from kvtier.cache import each_option
+    kvtier.cache.check_options(dram="1GiB", disk=["/not/here:1GiB"], own_quota="1GiB")
+    for bad, words in (({"dramm": 1}, "dramm"), ({"dram": "much"}, "much"), ({"own_ttl": "x"}, "own_ttl"),
+                       ({"level": "kv3"}, "kv3")):
+        with pytest.raises(kvtier.ConfigError, match=words):
+            kvtier.cache.check_options(bad)
     listed = {key: default for key, default, _ in each_option()}
     assert listed["level"] == "kv4" and "disk" in listed
     assert C.sizeof(kvtier._c.kvt_key) == Keys.SIZE and LAYERS == 2

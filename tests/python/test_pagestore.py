@@ -92,6 +92,8 @@ def test_options_go_to_whom_they_belong_and_unknown_ones_are_named():
     with pytest.raises(ConfigError, match="'dramm'; did you mean 'dram'"):
         ps.split_options("here", {"dramm": "1GiB"}, ())
     with pytest.raises(ConfigError, match="^here: .*level"):
+        ps.split_options("here", {"level": "kv3"}, ())
+    with pytest.raises(ConfigError, match="^here: .*level"):
         ps.open_cache("here", {"level": "kv3", "env": False})
 
 

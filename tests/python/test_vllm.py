@@ -33,8 +33,39 @@ def test_options_that_do_not_exist_are_named():
         settings.parse({"dramm": "1GiB"})
     with pytest.raises(ConfigError, match="none of async, sync and layers"):
         settings.parse({"load": "later"})
+    with pytest.raises(ConfigError, match="kv_connector_extra_config: .*level.*kv3"):
+        settings.parse({"level": "kv3"})  # a value, and nothing has been opened
     own = settings.parse({"load": "sync", "salt": "tenant", "dram": "1GiB"})
     assert (own.load_async, own.salt, own.options) == (False, b"tenant", {"dram": "1GiB"})
+
+
+def config_of(extra, connector="KvtierConnector", module="kvtier.vllm"):
+    from vllm.config import KVTransferConfig
+    return types.SimpleNamespace(kv_transfer_config=KVTransferConfig(
+        kv_connector=connector, kv_connector_module_path=module, kv_role="kv_both",
+        kv_connector_extra_config=extra))
+
+
+def test_options_are_looked_at_before_anything_is_loaded():
+    """By the questions that vLLM asks of the class: the first one when its configuration is looked
+    over (with graphs), the other before memory is measured. Below MultiConnector too."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+    for extra, words in (({"dramm": "1GiB"}, "did you mean 'dram'"), ({"dram": "much"}, "much")):
+        config = config_of(extra)
+        ours = KVConnectorFactory.get_connector_class(config.kv_transfer_config)
+        several = {"connectors": [{
+            "kv_connector": "KvtierConnector", "kv_connector_module_path": "kvtier.vllm",
+            "kv_role": "kv_both", "kv_connector_extra_config": extra}]}
+        for ask in (lambda: ours.requires_piecewise_for_cudagraph(extra),
+                    lambda: ours.get_required_kvcache_layout(config),
+                    lambda: MultiConnector.requires_piecewise_for_cudagraph(several)):
+            with pytest.raises(ConfigError, match=words):
+                ask()
+    good = {"dram": "1GiB", "disk": "/not/here:1GiB"}  # that one only an open can tell
+    assert ours.get_required_kvcache_layout(config_of(good)) is None
+    assert not ours.requires_piecewise_for_cudagraph(good)
+    assert ours.requires_piecewise_for_cudagraph({**good, "load": "layers"})
 
 
 def test_failed_loads_are_computed_without_being_told(monkeypatch):

@@ -337,6 +337,26 @@ def test_options_that_make_no_sense_stop_the_start(weights, tmp_path, more, word
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("more, words", [
+    ({"dsik": "/x:1GiB"}, "'dsik'; did you mean 'disk'"), ({"dram": "much"}, "much"),
+    ({"pages": "coded"}, "neither auto nor opaque"),
+    ({"enable_kv_events": "yes"}, "neither true nor false")])
+def test_the_connector_looks_at_the_tier_s_options_before_anything_is_loaded(tmp_path, more, words):
+    from kvtier.vllm_tier import KvtierOffloadingConnector
+    extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 1 << 20,
+             "secondary_tiers": [{"type": "fs", "dsik": 1}, ours(tmp_path / "store", **more)]}
+    config = types.SimpleNamespace(
+        kv_transfer_config=types.SimpleNamespace(kv_connector_extra_config=extra))
+    for ask in (lambda: KvtierOffloadingConnector.requires_piecewise_for_cudagraph(extra),
+                lambda: KvtierOffloadingConnector.get_required_kvcache_layout(config),
+                lambda: KvtierOffloadingConnector(config, None, None)):
+        with pytest.raises(ConfigError, match=words):
+            ask()
+    extra["secondary_tiers"][1] = ours(tmp_path / "store")
+    assert KvtierOffloadingConnector.requires_piecewise_for_cudagraph(extra) is False
+    assert not (tmp_path / "store").exists()
+
+
 def test_weights_that_cannot_be_told_apart_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="weights_digest"):
         Engine("org/model", [ours(tmp_path / "store")])

@@ -150,8 +150,16 @@ class KvtierConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """A graph of the whole pass would not wait for each layer."""
-        return extra_config.get("load") == "layers"
+        """A graph of the whole pass would not wait for each layer. vLLM asks when it looks its
+        configuration over, before anything is loaded: options that make no sense are told here."""
+        return settings_module.parse(extra_config).load == "layers"
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        """Any. Without graphs this is the first question, after the weights have been loaded and
+        before memory is measured: options that make no sense are told here."""
+        settings_module.parse(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        return super().get_required_kvcache_layout(vllm_config)
 
     def shutdown(self) -> None:
         if self._worker is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..cache import each_option
+from ..cache import check_options, each_option
 from .._errors import ConfigError
 
 _log = logging.getLogger("vllm.kvtier")
@@ -89,4 +89,8 @@ def parse(extra: Mapping[str, Any] | None) -> Settings:
             raise ConfigError(f"kv_connector_extra_config: no option is called {key!r}" +
                               (f"; did you mean {near[0]!r}?" if near else
                                f"; there are {', '.join(sorted([*known, *_OWN]))}"))
+    try:
+        check_options(extra)
+    except ConfigError as error:
+        raise ConfigError(f"kv_connector_extra_config: {error}", error.code) from None
     return Settings(extra, load, digest, salt, pages == "opaque")
