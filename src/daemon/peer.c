@@ -354,7 +354,7 @@ static void expel(struct kvt_server *server, struct kvt_peer *peer)
         wire_close(peer);
     }
     peer->state = KVT_PEER_BROKEN;
-    peer->until_ns = peer->pidfd < 0 && peer->sock < 0 ? now_of(server) + KVT_DYING_NS : INT64_MAX;
+    peer->until_ns = now_of(server) + KVT_DYING_NS;
 }
 
 static void sock_ended(struct kvt_server *server, struct kvt_peer *peer)
@@ -426,6 +426,15 @@ void kvt_peer_died(struct kvt_server *server, struct kvt_peer *peer)
 
 void kvt_peer_late(struct kvt_server *server, struct kvt_peer *peer)
 {
+    if (peer->state == KVT_PEER_BROKEN && (peer->pidfd >= 0 || peer->sock >= 0)) {
+        kvt_log(&server->params.log, peer->lives_on ? KVT_LOG_DEBUG : KVT_LOG_WARN,
+                "client %u: %s (process %d) was disconnected and lives on: memory that it was "
+                "filling, if any (dram.parted_bytes), stays its own until it ends",
+                peer->number, peer->name, (int)peer->pid);
+        peer->lives_on = true;
+        peer->until_ns = INT64_MAX;
+        return;
+    }
     server->stats.died += peer->state == KVT_PEER_BROKEN;
     kvt_peer_end(server, peer);
 }

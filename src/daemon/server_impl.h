@@ -50,7 +50,9 @@ struct kvt_peer {
     bool spare;  /* its socket has a descriptor that was kept: there are none for an engine */
     pid_t pid;   /* 0: in another pid namespace */
     uid_t uid;
-    int64_t until_ns; /* GREETING, CONTROL, BROKEN without pidfd: not longer than that */
+    int64_t until_ns; /* GREETING, CONTROL, BROKEN without pidfd: not longer than that; BROKEN
+                         with it: looked at then */
+    bool lives_on;    /* BROKEN: it was said that it does */
     uint32_t number;  /* ENGINE: the owner's; BROKEN: of what is to be reclaimed */
     struct kvt_wire wire;
     struct kvt_arena_map rings;

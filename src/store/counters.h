@@ -133,6 +133,8 @@
     X(dram_bytes_used, "dram.bytes_used", "DRAM in slots")                                      \
     X(dram_blocks, "dram.blocks", "blocks in DRAM")                                             \
     X(dram_pins, "dram.pins", "pins held on slots by loads, stores and writes")                 \
+    X(parted_bytes, "dram.parted_bytes",                                                        \
+      "being filled by programs that were disconnected and live on: theirs until they end")     \
     X(pinned_blocks, "pin.blocks", "blocks pinned by kvt_pin")                                  \
     X(pinned_bytes, "pin.bytes", "bytes of records pinned by kvt_pin")                          \
     X(disk_roots, "disk.roots", "roots in use")                                                 \

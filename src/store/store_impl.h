@@ -30,6 +30,7 @@
 #ifndef KVT_STORE_STORE_IMPL_H
 #define KVT_STORE_STORE_IMPL_H
 
+#include "base/checked.h"
 #include "plan/admission.h"
 #include "store/l2.h"
 #include "store/namespaces.h"
@@ -224,14 +225,18 @@ static inline bool kvt_client_full(const struct kvt_store *store, uint32_t clien
            held + more > store->params.client_bytes_max;
 }
 
-/* The same for slots to fill, which it keeps longer than others when it breaks the protocol. */
+/* The same for slots to fill, which it keeps longer than others when it breaks the protocol. What
+ * is kept so already makes it less for everybody: all of that together stays below half of DRAM. */
 static inline bool kvt_client_fills(const struct kvt_store *store, uint32_t client, uint32_t more)
 {
     uint64_t fills = kvt_slots_client_fills(&store->slots, client);
+    uint64_t most = store->params.client_fill_max, parted = store->slots.parted_bytes;
+    uint64_t half = store->params.arena_bytes / 2;
 
+    if (parted)
+        most = KVT_MIN(most, (half > parted ? half - parted : 0) / 4);
     return kvt_client_full(store, client, 0, more) ||
-           (store->params.client_fill_max != 0 && fills != 0 &&
-            fills + more > store->params.client_fill_max);
+           (store->params.client_fill_max != 0 && fills != 0 && fills + more > most);
 }
 
 static inline uint8_t *kvt_slot_bytes(const struct kvt_store *store, uint32_t slot)

@@ -79,6 +79,7 @@ void kvt_store_stats(const struct kvt_store *store, struct kvt_store_stats *stat
     stats->blocks = store->index.used;
     stats->index_bytes = kvt_index_bytes(&store->index);
     stats->dram_bytes_max = store->params.arena_bytes;
+    stats->parted_bytes = store->slots.parted_bytes;
     stats->dram_bytes_used = taken * KVT_PAGE_BYTES;
     stats->dram_blocks = store->slots.in_state[KVT_SLOT_VALID];
     stats->dram_pins = store->slots.pins;

@@ -435,8 +435,11 @@ static void a_slot_is_taken_back_when_nobody_can_write_to_it_any_more(void **sta
         rig_sleep_ms(100);
         assert_int_equal(daemon_stat(&server, "dram.pins"), 1);
     }
+    assert_int_equal(daemon_stat(&server, "dram.parted_bytes"), 8192);
+    assert_true(daemon_said(&server, "was disconnected and lives on"));
     victim_kill(pid);
     wait_given_back("dram.pins", 0);
+    assert_int_equal(daemon_stat(&server, "dram.parted_bytes"), 0);
     wait_given_back("daemon.clients", 0);
 }
 

@@ -179,6 +179,45 @@ static void slots_to_fill_have_a_share_of_their_own(void **state)
     rig_close(&rig);
 }
 
+/* However many break off one after the other and live on: together they keep less than half, the
+ * next one gets less to fill, and what one record takes it gets always. */
+static void those_who_broke_off_keep_less_than_half_together(void **state)
+{
+    enum { CLIENTS = 40, EACH = 64 };
+    struct kvt_alloc_entry entries[EACH];
+    uint64_t names[EACH];
+    struct rig rig;
+    uint32_t ns, first = 0, granted = 0;
+
+    (void)state;
+    begin(&rig, &ns);
+    const uint64_t record = PAGES * KVT_PAGE_BYTES, arena = rig.store->params.arena_bytes;
+    assert_true(arena / 8 < EACH * record);
+    rig.store->params.client_fill_max = arena / 8;
+    for (uint32_t client = 1; client <= CLIENTS; client++) {
+        for (uint32_t i = 0; i < EACH; i++)
+            names[i] = 1000 + client * EACH + i;
+        rig_alloc(&rig, client, ns, names, EACH, 0, KV4, 0, entries);
+        granted = 0;
+        for (uint32_t i = 0; i < EACH; i++)
+            granted += entries[i].status == 0;
+        first = client == 1 ? granted : first;
+        assert_true(granted >= 1 && granted <= first);
+        if (rig_stats(&rig).parted_bytes + record > arena / 2)
+            break;
+        kvt_store_client_stop(rig.store, client);
+        assert_true(rig_stats(&rig).parted_bytes <= arena / 2);
+    }
+    assert_int_equal(first, arena / 8 / record);
+    assert_true(granted < first / 2);
+    assert_true(rig_stats(&rig).parted_bytes > arena / 4);
+    for (uint32_t client = 1; client <= CLIENTS; client++)
+        kvt_store_client_gone(rig.store, client);
+    assert_int_equal(rig_stats(&rig).parted_bytes, 0);
+    assert_int_equal(rig_stats(&rig).dram_pins, 0);
+    rig_close(&rig);
+}
+
 static void one_clients_share_leaves_room_for_the_others(void **state)
 {
     struct kvt_alloc_entry entries[40];
@@ -381,6 +420,7 @@ int main(void)
         cmocka_unit_test(a_disconnected_client_keeps_what_it_fills_until_it_is_gone),
         cmocka_unit_test(who_gets_the_place_of_a_disconnected_client_has_a_share_of_its_own),
         cmocka_unit_test(slots_to_fill_have_a_share_of_their_own),
+        cmocka_unit_test(those_who_broke_off_keep_less_than_half_together),
         cmocka_unit_test(one_clients_share_leaves_room_for_the_others),
         cmocka_unit_test(long_chains_are_granted_in_pieces),
         cmocka_unit_test(usage_adds_up),
