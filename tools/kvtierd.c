@@ -169,19 +169,29 @@ static int arguments_read(struct kvt_daemon_args *args, const struct kvt_conf *c
 
 /* ---- the daemon ---------------------------------------------------------------------------- */
 
-static void warn_mode(const struct kvt_conf *conf)
+/* Permissions of the socket that do not fit who may connect. passed: the socket is not made by us.
+ */
+static void warn_mode(const struct kvt_conf *conf, bool passed)
 {
-    if (conf->uid_count > 0 && (conf->socket_mode & 0066) != 0066 &&
-        (conf->socket_mode & 0060) != 0060)
+    const char *key = passed ? "SocketMode= of the socket's unit" : "socket_mode";
+    struct stat st;
+    mode_t mode = conf->socket_mode;
+    if (passed && stat(conf->socket, &st) == 0)
+        mode = st.st_mode & 0777;
+    if (passed && kvt_conf_given(conf, "socket_mode") && mode != conf->socket_mode)
         kvt_log(&to_stderr, KVT_LOG_WARN,
-                "allow_uid names other users, but socket_mode %04o keeps them from the socket: set "
-                "socket_mode = 0666 (users are still checked), or 0660 and a group",
-                (unsigned)conf->socket_mode);
-    if (conf->uid_count == 0 && (conf->socket_mode & 0022) != 0)
+                "socket_mode has no effect on a socket that was passed to us: %s is %04o", key,
+                (unsigned)mode);
+    if (conf->uid_count > 0 && (mode & 0066) != 0066 && (mode & 0060) != 0060)
         kvt_log(&to_stderr, KVT_LOG_WARN,
-                "socket_mode %04o lets others reach the socket, but allow_uid names nobody: only "
-                "this user and root are served",
-                (unsigned)conf->socket_mode);
+                "allow_uid names other users, but %s %04o keeps them from the socket: set it to "
+                "0666 (users are still checked), or 0660 and a group",
+                key, (unsigned)mode);
+    if (conf->uid_count == 0 && (mode & 0022) != 0)
+        kvt_log(&to_stderr, KVT_LOG_WARN,
+                "%s %04o lets others reach the socket, but allow_uid names nobody: only this user "
+                "and root are served",
+                key, (unsigned)mode);
 }
 
 /* Whether as many programs as there can be have descriptors, beside those that the roots may take.
@@ -248,6 +258,11 @@ static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, stru
     if (conf->metrics[0] != '\0' && kvt_metrics_start(&metrics, conf->metrics, conf->socket,
                                                       &to_stderr, error, sizeof(error)) != 0)
         complain("%s (going on without it)", error);
+    if (args->argc == 1)
+        kvt_log(&to_stderr, KVT_LOG_INFO,
+                "started without options ('kvtierd --help' lists them); programs use it by "
+                "KVTIER_CONFIG=unix:%s",
+                conf->socket);
     descriptors_tell(host);
     kvt_notify("READY=1\nSTATUS=serving");
     kvt_server_run(server);
@@ -291,7 +306,7 @@ static int run(const struct kvt_daemon_args *args, struct kvt_conf *conf)
                  "not the only one");
         return EXIT_PROBLEM;
     }
-    warn_mode(conf);
+    warn_mode(conf, listen_fd >= 0);
     int rc = kvt_host_init(&host, error, sizeof(error));
     if (rc == 0 && pin_memory(&host, &pin) != 0)
         rc = KVT_E_LIMIT;
@@ -338,7 +353,7 @@ static void check_tell(bool problem, const char *sentence)
 static int check(const struct kvt_conf *conf)
 {
     const unsigned problems = kvt_daemon_check(conf, check_tell);
-    warn_mode(conf);
+    warn_mode(conf, false);
     if (problems == 0)
         printf("the configuration is good\n");
     else

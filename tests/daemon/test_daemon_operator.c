@@ -322,11 +322,14 @@ static void a_passed_socket_is_served_and_left_alone(void **state)
     struct stat st;
 
     (void)state;
-    daemon_init(&server, "--dram 16MiB --metrics 127.0.0.1:0");
+    daemon_init(&server, "--dram 16MiB --metrics 127.0.0.1:0 --socket-mode 0660 --allow-uid 65534");
     snprintf(path, sizeof(path), "%s/made", server.dir);
     snprintf(own, sizeof(own), "%s", server.socket);
     server.passed_fd = socket_made(SOCK_SEQPACKET, path);
+    assert_int_equal(chmod(path, 0600), 0);
     daemon_start(&server);
+    assert_true(daemon_said(&server, "socket_mode has no effect on a socket that was passed"));
+    assert_true(daemon_said(&server, "unit 0600 keeps them from the socket"));
     assert_int_equal(access(own, F_OK), -1); /* --socket is not made beside it */
     assert_true(daemon_said(&server, "/made"));
     snprintf(server.socket, sizeof(server.socket), "%s", path);
