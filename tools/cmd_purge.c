@@ -177,6 +177,8 @@ static int purge_here(struct job *job)
         rc = journal(&dir, job->ns);
     if (!rc)
         rc = erase(&dir, job->ns, &job->records, &job->bytes);
+    if (!rc && job->records == dir.record_count)
+        rc = kvt_dir_drop_segments(&dir);
     kvt_dir_close(&dir);
     if (!rc)
         return KVT_EXIT_OK;

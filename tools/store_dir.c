@@ -218,6 +218,44 @@ void kvt_dir_close(struct kvt_dir *dir)
     memset(dir, 0, sizeof(*dir));
 }
 
+struct first_segment {
+    char name[KVT_IO_NAME_MAX];
+    bool found;
+};
+
+static int first_segment(void *arg, const char *name)
+{
+    struct first_segment *first = arg;
+    uint32_t number;
+
+    if (kvt_l2_name_kind(name, &number) != KVT_L2_NAME_IS_SEGMENT)
+        return 0;
+    snprintf(first->name, sizeof(first->name), "%s", name);
+    first->found = true;
+    return 1;
+}
+
+int kvt_dir_drop_segments(struct kvt_dir *dir)
+{
+    struct kvt_l2_stats stats;
+    int rc = 0;
+
+    kvt_l2_stats(dir->l2, &stats);
+    if (stats.segments_unread) /* they may hold what nobody has seen */
+        return 0;
+    kvt_l2_close(dir->l2); /* the journal and the superblock are durable */
+    dir->l2 = NULL;
+    while (!rc) {
+        struct first_segment first = {.found = false};
+
+        rc = dir->io->ops->list(dir->io, first_segment, &first);
+        if (rc < 0 || !first.found)
+            break;
+        rc = dir->io->ops->unlink(dir->io, first.name);
+    }
+    return rc < 0 ? rc : dir->io->ops->sync_dir(dir->io);
+}
+
 int kvt_dir_knows_ns(const struct kvt_dir *dir, const uint8_t ns[KVT_NS_BYTES], const char *command,
                      const char *path, const char *outcome)
 {

@@ -42,6 +42,10 @@ int64_t kvt_dir_owner(const char *dir);
 int kvt_dir_open(const char *path, int writable, struct kvt_dir *dir, char *error,
                  size_t error_len);
 void kvt_dir_close(struct kvt_dir *dir);
+/* A directory opened writable whose records have all been purged: its segments go too, so that the
+ * next open divides its cap anew. Only kvt_dir_close() may follow. 0, -errno: some are left, empty.
+ */
+int kvt_dir_drop_segments(struct kvt_dir *dir);
 
 /* The listed record of a key; that of a record's parent (same namespace, group and shard). Index
  * into dir->records, or SIZE_MAX: there is none. */

@@ -100,12 +100,12 @@ static void refusal(const struct kvt_ns *ns, uint32_t i, int rc, char why[REFUSA
                        "block_tokens",
                        (unsigned)group->group);
     else if (rc == KVT_E_TOO_SMALL)
-        (void)snprintf(why, REFUSAL_BYTES,
-                       "records of %" PRIu32 " bytes (group %u, raw) do not fit into DRAM, the "
-                       "staging memory, or a segment of a root: give dram, staging or disk more. A "
-                       "root keeps the segments that it was made with: a larger cap needs another "
-                       "directory",
-                       group->uniform[KVT_LEVEL_RAW]->record_bytes, (unsigned)group->group);
+        (void)snprintf(
+            why, REFUSAL_BYTES,
+            "records of %" PRIu32 " bytes (group %u, raw) fit neither into DRAM nor "
+            "into the staging memory and a segment of a root: give dram more, or staging "
+            "and disk (a segment is a 64th of a root's cap)",
+            group->uniform[KVT_LEVEL_RAW]->record_bytes, (unsigned)group->group);
     else if (rc == KVT_E_LIMIT)
         (void)snprintf(why, REFUSAL_BYTES,
                        "4,096 namespaces (of models, layouts, groups and salts) are the most, and "

@@ -229,7 +229,7 @@ uint64_t kvt_footer_checksum(const struct kvt_entry *entries, uint32_t count)
 
 uint32_t kvt_segment_bytes_for(uint64_t cap_bytes)
 {
-    uint64_t bytes = cap_bytes / 64;
+    uint64_t bytes = cap_bytes / KVT_SEGMENTS_OF_CAP;
 
     bytes = KVT_MAX(bytes, (uint64_t)KVT_SEGMENT_BYTES_MIN);
     bytes = KVT_MIN(bytes, (uint64_t)KVT_SEGMENT_BYTES_MAX);

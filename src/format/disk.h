@@ -26,6 +26,7 @@
 #define KVT_BATCH_RECORDS_MAX 65535u /* a segment of 256 MiB has 65,536 pages */
 #define KVT_SEGMENT_BYTES_MIN (1u << 20)
 #define KVT_SEGMENT_BYTES_MAX (256u << 20)
+#define KVT_SEGMENTS_OF_CAP 64u /* as many are of a cap, between those */
 #define KVT_JOURNAL_ITEMS_MAX 55u
 
 struct kvt_superblock { /* 4 KiB; copy i at offset i * 4096 of file "superblock" */

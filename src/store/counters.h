@@ -59,6 +59,7 @@
     X(admit_budget, "admission.budget", "blocks not taken: the write budget was used up")         \
     X(admit_random, "admission.random", "blocks not taken: not drawn")                            \
     X(admit_chain, "admission.chain", "blocks not taken: the block before them was not")          \
+    X(admit_long, "admission.too_long", "blocks not taken: no root can hold records as long")     \
     X(admit_last, "admission.last_block", "blocks not taken: the last of a prompt so far")        \
     X(admit_gone, "admission.gone", "blocks evicted from DRAM that admission had not taken")      \
     X(lost_deferred, "disk.lost_deferred", "blocks gone unwritten: evicted before their write")   \
@@ -88,6 +89,8 @@
     X(quota_refused, "quota.refused", "stores dropped: the namespace is full of blocks in use")   \
     X(ns_refused, "index.namespaces_refused",                                                     \
       "namespaces refused: as many are open, or hold blocks, as there may be")                    \
+    X(ns_without_root, "index.namespaces_without_root",                                           \
+      "namespaces that go without a root: it cannot hold their longest records")                  \
     X(ns_given_back, "index.namespaces_given_back",                                               \
       "closed and empty namespaces whose place another one took")                                 \
     X(pin_refused, "pin.refused", "pins refused by the pin budget")                               \

@@ -321,6 +321,11 @@ void kvt_l2_set_ctx(struct kvt_l2 *l2, void *ctx)
     l2->params.ctx = ctx;
 }
 
+const char *kvt_l2_name(const struct kvt_l2 *l2)
+{
+    return l2->params.name ? l2->params.name : "";
+}
+
 uint32_t kvt_l2_segment_bytes(const struct kvt_l2 *l2)
 {
     return l2->segment_bytes;

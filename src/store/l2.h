@@ -118,6 +118,11 @@ uint32_t kvt_l2_segment_bytes(const struct kvt_l2 *l2);
 uint32_t kvt_l2_segment_limit(const struct kvt_l2 *l2);
 /* Largest record that this root accepts: a segment holds at least 4 of them. */
 uint32_t kvt_l2_record_bytes_max(const struct kvt_l2 *l2);
+/* The root's name in messages; never NULL. */
+const char *kvt_l2_name(const struct kvt_l2 *l2);
+/* The least cap of a new root whose segments hold records of that length, when those of the least
+ * size do not; 0: no cap's do. */
+uint64_t kvt_l2_cap_for(uint32_t record_bytes);
 
 /* Reserve sequences up to `upto`: the superblock on disk promises more than any sequence in use.
  * The store calls it ahead of need; asynchronous, cheap when nothing is to do. */

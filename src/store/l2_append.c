@@ -288,6 +288,14 @@ uint32_t kvt_l2_record_bytes_max(const struct kvt_l2 *l2)
     return KVT_MIN(pages * KVT_PAGE_BYTES, KVT_RECORD_BYTES_MAX);
 }
 
+uint64_t kvt_l2_cap_for(uint32_t record_bytes)
+{
+    uint64_t pages = 4 * (kvt_round_up(record_bytes, KVT_PAGE_BYTES) / KVT_PAGE_BYTES + 1) + 3;
+    uint64_t bytes = KVT_MAX(pages * KVT_PAGE_BYTES, (uint64_t)KVT_SEGMENT_BYTES_MIN);
+
+    return bytes > KVT_SEGMENT_BYTES_MAX ? 0 : bytes * KVT_SEGMENTS_OF_CAP;
+}
+
 bool kvt_l2_can_append(const struct kvt_l2 *l2)
 {
     return !l2->params.read_only && !l2->closing && !l2->pending.head && !l2->refused.head &&

@@ -1,14 +1,14 @@
 /* Opening a root: look (survey, journal), decide, and only then change anything.
  *
  * Order: 1 survey and verdict, nothing written; 2 layout by superblock and cap; 3 journal; 4
- * reclaim temporary files, drop segments above the cap; 5 per segment, by age: footer, or walk and
- * verify; 6 journal and superblock written, so that a second recovery finds what this one
- * found. The youngest segment without footer is opened again and appended to; others get their
- * footer now. Costs: a header and a tail of 64 KiB are read for each segment, several at once.
- * Bad reads: what cannot be read or looks damaged is read twice before that is believed. A segment
- * of which something still cannot be read (UNREAD) is not touched: the next open finds everything
- * that was durable in it. Where it is the journal, or all that tells whose root it is, the open
- * fails and has changed nothing. */
+ * reclaim temporary files, drop segments above the cap and those of another length; 5 per segment,
+ * by age: footer, or walk and verify; 6 journal and superblock written, so that a second recovery
+ * finds what this one found. The youngest segment without footer is opened again and appended to;
+ * others get their footer now. Costs: a header and a tail of 64 KiB are read for each segment,
+ * several at once. Bad reads: what cannot be read or looks damaged is read twice before that is
+ * believed. A segment of which something still cannot be read (UNREAD) is not touched: the next
+ * open finds everything that was durable in it. Where it is the journal, or all that tells whose
+ * root it is, the open fails and has changed nothing. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,8 @@
 #include "store/l2_internal.h"
 #include "store/l2_layout.h"
 
-#define GROUP 8u /* segments whose tails are read at once */
+#define OUTGROWN 3u /* times the length of segments */
+#define GROUP 8u    /* segments whose tails are read at once */
 #define REBUILD_GENERATIONS                                                                    \
     (1ull << 20)                       /* jumps when both superblock copies are lost, over ... \
                                         */
@@ -52,6 +53,15 @@ static void new_identity(struct kvt_l2 *l2)
     memcpy(l2->root_id, words, sizeof l2->root_id);
 }
 
+/* The cap has grown so much that segments of its own length are worth what is in the old ones: a
+ * third of the cap at most, and 6 GiB, as segments grow up to a cap of 16 GiB. What cannot be read
+ * at present is kept for the next open, and the old length with it. */
+static bool outgrown(const struct recovery *r, uint64_t cap, uint64_t segment_bytes)
+{
+    return kvt_segment_bytes_for(cap) >= OUTGROWN * segment_bytes &&
+           !kvt_l2_survey_unread(&r->survey);
+}
+
 /* Root id, segment size and count. */
 static int choose_layout(struct recovery *r)
 {
@@ -66,8 +76,15 @@ static int choose_layout(struct recovery *r)
         new_identity(l2);
     if (l2->params.read_only)
         cap = KVT_MAX(r->survey.superblock.cap_bytes, cap);
-    else if (!kvt_l2_survey_any_segment(&r->survey))
+    else if (!kvt_l2_survey_any_segment(&r->survey)) {
         segment_bytes = 0; /* nothing is kept in the old size */
+    } else if (segment_bytes && outgrown(r, cap, segment_bytes)) {
+        kvt_log(&l2->params.log, KVT_LOG_WARN,
+                "the cap has outgrown this root's segments of %llu bytes: they become %u, and what "
+                "they held is gone",
+                (unsigned long long)segment_bytes, (unsigned)kvt_segment_bytes_for(cap));
+        segment_bytes = 0;
+    }
     layout = kvt_l2_layout_for(cap, (uint32_t)segment_bytes);
     if (layout.segment_count < KVT_L2_SEGMENTS_MIN && segment_bytes && !l2->params.read_only) {
         kvt_log(&l2->params.log, KVT_LOG_WARN,
@@ -198,6 +215,13 @@ static int drop_segment(struct recovery *r, struct kvt_l2_survey_segment *file)
     return rc;
 }
 
+/* It must go before its length is forgotten: purges are journaled for as long as there are records
+ * that they are about, and if the cap becomes what it was, this one would be a segment again. */
+static bool other_length(const struct kvt_l2 *l2, const struct kvt_l2_survey_segment *file)
+{
+    return file->segment_bytes != l2->segment_bytes;
+}
+
 /* Files above the cap: those of another size, then blank ones, then the oldest; what could not be
  * read counts as oldest of all. */
 static int drop_excess(struct recovery *r)
@@ -213,7 +237,8 @@ static int drop_excess(struct recovery *r)
 
             if (file->status == KVT_E_STALE || file->number >= KVT_L2_SEGMENT_NUMBERS)
                 continue;
-            if (pass == 0 ? !ours(l2, file) && file->file_bytes > l2->segment_bytes
+            if (pass == 0 ? !ours(l2, file) && (file->file_bytes > l2->segment_bytes ||
+                                                (!file->status && other_length(l2, file)))
                           : l2->segment_files > l2->segment_count && (pass == 2 || !valid))
                 rc = drop_segment(r, file);
         }

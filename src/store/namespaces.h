@@ -50,9 +50,10 @@ struct kvt_namespace {
     uint64_t closed;                    /* greater: closed later; 0: never */
     uint64_t clients[KVT_NS_CLIENTS / 64]; /* that have it open */
     uint8_t used;
-    uint8_t opened;  /* in this life */
-    uint8_t loose;   /* blocks are of use without the ones before them */
-    uint8_t purging; /* everything in it is a miss until the purge has ended */
+    uint8_t opened;         /* in this life */
+    uint8_t loose;          /* blocks are of use without the ones before them */
+    uint16_t without_roots; /* bits: those that cannot hold its longest records, as was said */
+    uint8_t purging;        /* everything in it is a miss until the purge has ended */
     char label[64];
 };
 

@@ -102,7 +102,7 @@ int kvt_store_open(const struct kvt_store_params *params, struct kvt_store **out
  * since open count for its records too. open: recovers it, on any thread, the owner goes on
  * meanwhile; blocks as kvt_store_open() does, and returns the same. join: the owner's; the root is
  * in use from 0 on, and what it holds is found by and by, in the runs that follow (joining() says
- * whether all of it is). 0; -EAGAIN not now; KVT_E_LIMIT; KVT_E_TOO_SMALL; -ENOMEM. discard: what
+ * whether all of it is). 0; -EAGAIN not now; KVT_E_LIMIT; -ENOMEM. discard: what
  * join refused; any thread, blocks. The io stays the caller's in any case, and is in use until
  * discard, or close of the store. */
 struct kvt_store_joining;

@@ -136,6 +136,11 @@ bool kvt_admit_ask(struct kvt_store *store, uint32_t slot)
     /* These were taken before: the queue was full, or the drive failed. */
     if (s->write == KVT_SLOT_WRITE_DROPPED || s->write == KVT_SLOT_WRITE_FAILED)
         return true;
+    if (store->disk_count && !kvt_roots_hold(store, s->record_bytes)) {
+        counts->admit_long++;
+        kvt_write_move(store, slot, KVT_SLOT_WRITE_FILTERED);
+        return false;
+    }
     if (cut_off(store, s->entry)) {
         counts->admit_chain++;
         kvt_write_move(store, slot, KVT_SLOT_WRITE_FILTERED);

@@ -127,6 +127,7 @@ struct kvt_store {
     int enabled;
     int closing;
     int said_namespaces; /* that no more fit: once */
+    uint32_t said_roots; /* that one is of no use to a namespace */
     int again;           /* a callback of the log has left work: run again at once */
 
     uint64_t *recover_sequence; /* by entry, while recovery lasts */
@@ -254,6 +255,12 @@ static inline uint8_t kvt_rank_of(const struct kvt_full_key *key)
 {
     return key->shard < UINT8_MAX ? (uint8_t)key->shard : UINT8_MAX;
 }
+/* On disk only, of a time when the staging memory was larger: it cannot be loaded. */
+static inline bool kvt_entry_too_long(const struct kvt_store *store,
+                                      const struct kvt_index_entry *e, uint32_t bytes)
+{
+    return e->slot == KVT_INDEX_NONE && bytes > store->params.staging_bytes;
+}
 /* false: the entry's slot proves that it belongs to another key of the same fingerprint. */
 bool kvt_entry_is(const struct kvt_store *store, uint32_t entry, const struct kvt_full_key *key);
 /* Remove the entry, and its ancestors, as far as they have neither copy nor children. */
@@ -365,6 +372,11 @@ void kvt_lookup_answer(struct kvt_store *store, uint32_t client, const struct kv
 /* ---- store_ns.c */
 /* Tables that hold what all caps can, with the records of the namespaces opened. */
 __attribute__((warn_unused_result)) int kvt_tables_grow(struct kvt_store *store);
+/* Records of that length can be kept on a root, and loaded from it; on any. */
+bool kvt_root_holds(const struct kvt_store *store, uint32_t root, uint32_t record_bytes);
+bool kvt_roots_hold(const struct kvt_store *store, uint32_t record_bytes);
+/* A root has come: namespaces that it is of no use to are told. */
+void kvt_ns_root_joined(struct kvt_store *store);
 /* The table of namespaces asks here before it gives a number back. */
 void kvt_ns_init(struct kvt_store *store);
 

@@ -211,16 +211,6 @@ int kvt_store_root_open(const struct kvt_store *store, const struct kvt_store_ro
 
 /* ---- on the owner's ------------------------------------------------------------------------ */
 
-/* What an opened root must be able to hold. */
-static int records_fit(const struct kvt_store *store, const struct kvt_l2 *l2)
-{
-    uint32_t largest = kvt_namespaces_largest(&store->spaces);
-
-    return largest <= kvt_l2_record_bytes_max(l2) && largest <= store->params.staging_bytes
-               ? 0
-               : KVT_E_TOO_SMALL;
-}
-
 /* Blocks that had no disk to go to have one now: they are written when they leave DRAM. */
 static void note_unsaved(struct kvt_store *store)
 {
@@ -259,9 +249,7 @@ int kvt_store_root_join(struct kvt_store *store, struct kvt_store_joining *joini
         return KVT_E_LIMIT;
     if (!kvt_purges_free(store) || store->joining)
         return -EAGAIN;
-    err = records_fit(store, joining->l2);
-    if (!err)
-        err = index_room(store, joining);
+    err = index_room(store, joining);
     if (!err)
         err = kvt_disk_init(store, number, &joining->root, joining->l2);
     if (!err)
@@ -286,6 +274,7 @@ int kvt_store_root_join(struct kvt_store *store, struct kvt_store_joining *joini
     store->sequence_floor = store->sequence_next;
     store->activity++;
     note_unsaved(store);
+    kvt_ns_root_joined(store);
     kvt_purges_off_journal(store, number);
     if (kvt_statfile_open(store)) /* the root is in use all the same */
         kvt_log(&store->params.log, KVT_LOG_WARN, "no memory for the file stats");

@@ -43,6 +43,8 @@ static uint32_t wanted_entry(struct kvt_store *store, const struct kvt_load *loa
         store->counts.index_collision++;
         return KVT_INDEX_NONE;
     }
+    if (kvt_entry_too_long(store, e, kvt_entry_bytes(store, entry)))
+        return KVT_INDEX_NONE;
     if (kvt_map_id_level(e->map) < load->min_level) {
         store->counts.load_miss_level++;
         return KVT_INDEX_NONE;

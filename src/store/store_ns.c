@@ -11,6 +11,8 @@
 #include "store/store_impl.h"
 #include "store/store_recycle.h"
 
+#define SAID_ROOTS_MAX 16u /* lines of the log, in a store's life; the counter goes on */
+
 /* What the tables must hold so that records of this size fill every cap. */
 static int grow_for(struct kvt_store *store, uint32_t record_bytes)
 {
@@ -41,11 +43,84 @@ int kvt_tables_grow(struct kvt_store *store)
     return store->record_bytes_min == UINT32_MAX ? 0 : grow_for(store, store->record_bytes_min);
 }
 
+bool kvt_root_holds(const struct kvt_store *store, uint32_t root, uint32_t record_bytes)
+{
+    return record_bytes <= store->params.staging_bytes &&
+           record_bytes <= kvt_l2_record_bytes_max(store->disks[root].l2);
+}
+
+bool kvt_roots_hold(const struct kvt_store *store, uint32_t record_bytes)
+{
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        if (kvt_root_holds(store, i, record_bytes))
+            return true;
+    return false;
+}
+
+/* One line for each root, the first time; staging is the same for all of them. */
+static void say_root(struct kvt_store *store, const struct kvt_namespace *ns, uint32_t root,
+                     uint32_t record_bytes)
+{
+    const struct kvt_store_disk *disk = &store->disks[root];
+    const char *name = kvt_l2_name(disk->l2);
+    uint64_t cap = kvt_l2_cap_for(record_bytes);
+
+    if (record_bytes > store->params.staging_bytes)
+        kvt_log(
+            &store->params.log, KVT_LOG_WARN,
+            "namespace '%s' goes without disk root %s: its longest records are of %u bytes, and "
+            "the staging memory holds %llu: give staging %u or more",
+            ns->label, name, record_bytes, (unsigned long long)store->params.staging_bytes,
+            record_bytes);
+    else if (!cap)
+        kvt_log(
+            &store->params.log, KVT_LOG_WARN,
+            "namespace '%s' goes without disk root %s: its longest records are of %u bytes, and "
+            "no segment holds four of them: fewer block_tokens would do",
+            ns->label, name, record_bytes);
+    else
+        kvt_log(
+            &store->params.log, KVT_LOG_WARN,
+            "namespace '%s' goes without disk root %s: its longest records are of %u bytes, and "
+            "its segments hold records of %u at most: a cap of %llu MiB or more would do (a "
+            "root that holds blocks keeps its segments, unless its cap is three times what it "
+            "was; `kvtier purge DIR --all` empties it)",
+            ns->label, name, record_bytes, kvt_l2_record_bytes_max(disk->l2),
+            (unsigned long long)((cap + (1u << 20) - 1) >> 20));
+}
+
+/* Roots that cannot hold a namespace's longest records are no use to it: the first block of each
+ * prompt is one of those. */
+static void say_roots(struct kvt_store *store, uint32_t number)
+{
+    struct kvt_namespace *ns = kvt_namespace_at(&store->spaces, number);
+    uint32_t largest = 0;
+
+    for (unsigned map = 1; map <= 6; map++)
+        largest = KVT_MAX(largest, ns->record_pages[map] * KVT_PAGE_BYTES);
+    for (uint32_t i = 0; i < store->disk_count; i++) {
+        if (kvt_root_holds(store, i, largest) || ns->without_roots & 1u << i)
+            continue;
+        ns->without_roots |= (uint16_t)(1u << i);
+        store->counts.ns_without_root++;
+        if (store->said_roots++ < SAID_ROOTS_MAX)
+            say_root(store, ns, i, largest);
+    }
+}
+
+void kvt_ns_root_joined(struct kvt_store *store)
+{
+    for (uint32_t i = 0; i < store->spaces.touched; i++)
+        if (kvt_namespace_at(&store->spaces, i)->used &&
+            kvt_namespace_at(&store->spaces, i)->opened)
+            say_roots(store, i);
+}
+
 /* The smallest and the largest record of a namespace; every one must have a place to go. */
 static int sizes_check(const struct kvt_store *store, const struct kvt_msg_ns_open *open,
                        uint32_t *smallest, uint32_t *largest)
 {
-    uint64_t room = 0;
+    uint64_t room;
 
     *smallest = UINT32_MAX;
     *largest = 0;
@@ -55,15 +130,8 @@ static int sizes_check(const struct kvt_store *store, const struct kvt_msg_ns_op
         *smallest = KVT_MIN(*smallest, open->record_bytes[map]);
         *largest = KVT_MAX(*largest, open->record_bytes[map]);
     }
-    for (int i = 0; i < KVT_REGIONS; i++)
-        room = KVT_MAX(room, (uint64_t)store->slots.arena.regions[i].pages * KVT_PAGE_BYTES);
-    if (*largest > room)
-        return KVT_E_TOO_SMALL;
-    for (uint32_t i = 0; i < store->disk_count; i++)
-        if (*largest > kvt_l2_record_bytes_max(store->disks[i].l2) ||
-            *largest > store->params.staging_bytes)
-            return KVT_E_TOO_SMALL;
-    return 0;
+    room = (uint64_t)store->slots.arena.regions[KVT_REGION_CACHE].pages * KVT_PAGE_BYTES;
+    return *largest <= room || kvt_roots_hold(store, *largest) ? 0 : KVT_E_TOO_SMALL;
 }
 
 static void no_room(struct kvt_store *store)
@@ -113,8 +181,11 @@ void kvt_handle_ns_open(struct kvt_store *store, uint32_t client, const struct k
             err = kvt_rules_apply(store, (uint32_t)number);
         number = err ? err : number;
     }
-    if (number >= 0)
+    if (number >= 0) {
         kvt_namespaces_enter(&store->spaces, (uint32_t)number, client);
+        store->record_bytes_max = KVT_MAX(store->record_bytes_max, largest);
+        say_roots(store, (uint32_t)number);
+    }
     reply = kvt_reply_begin(store, msg, sizeof(*reply));
     reply->status = number < 0 ? (int32_t)number : 0;
     reply->ns = number < 0 ? 0 : kvt_namespaces_handle(&store->spaces, (uint32_t)number);

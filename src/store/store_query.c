@@ -69,6 +69,10 @@ static bool lookup_one(struct kvt_store *store, const struct kvt_msg_keys *reque
             store->counts.lookup_miss_absent++;
         return false;
     }
+    if (kvt_entry_too_long(store, e, kvt_entry_bytes(store, entry))) {
+        store->counts.lookup_miss_absent++;
+        return false;
+    }
     if (kvt_map_id_level(e->map) < request->min_level) {
         store->counts.lookup_miss_level++;
         return false;

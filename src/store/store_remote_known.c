@@ -71,13 +71,16 @@ void kvt_l3_known_forget_all(struct kvt_store_remote *remote)
  * are each store's own, with one length each. */
 static uint8_t map_here(struct kvt_store *store, uint32_t ns, uint8_t map, uint32_t record_bytes)
 {
+    if (record_bytes > store->params.staging_bytes)
+        return 0;
     if (map >= KVT_MAP_MIXED_FIRST)
         return kvt_namespaces_mixed(&store->spaces, ns, kvt_map_id_level(map), record_bytes);
     return kvt_namespace_record_bytes(&store->spaces, ns, map) == record_bytes ? map : 0;
 }
 
 /* Whether a record that cannot be had here, by its header, may be a good one for others: of a later
- * version, of a level that nobody has used here, of a mixed map for which no id is left. */
+ * version, of a level that nobody has used here, of a mixed map for which no id is left, longer
+ * than the staging memory. */
 static bool good_elsewhere(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key,
                            const struct kvt_record_header *header)
 {
@@ -88,7 +91,8 @@ static bool good_elsewhere(struct kvt_store *store, uint32_t ns, const struct kv
     if (rc || memcmp(&header->key, key, sizeof(*key)) != 0)
         return rc == KVT_E_NEWER;
     bytes = kvt_namespace_record_bytes(&store->spaces, ns, map);
-    return !bytes || (map != header->map && header->record_bytes <= bytes);
+    return !bytes || header->record_bytes > store->params.staging_bytes ||
+           (map != header->map && header->record_bytes <= bytes);
 }
 
 void kvt_l3_learn(struct kvt_store *store, uint32_t ns, const struct kvt_full_key *key,

@@ -230,7 +230,8 @@ static bool batch_out(struct kvt_store *store, uint32_t root)
          slot = kvt_slot_at(&store->slots, slot)->queue_prev) {
         struct kvt_store_write *w = store->write_free;
 
-        if (!number_anew(store, slot))
+        if (!kvt_root_holds(store, root, kvt_slot_at(&store->slots, slot)->record_bytes) ||
+            !number_anew(store, slot))
             continue;
         if (count && bytes + kvt_slot_at(&store->slots, slot)->record_bytes > most)
             break;
@@ -293,8 +294,10 @@ static bool passed_over(const struct kvt_store *store, uint32_t root)
 {
     if (!wanting(store, root))
         return false;
+    /* what only this one can hold would wait for as long as it is left out */
     for (uint32_t i = 0; i < store->disk_count; i++)
-        if (!wanting(store, i))
+        if (!wanting(store, i) && (kvt_root_holds(store, i, store->record_bytes_max) ||
+                                   !kvt_root_holds(store, root, store->record_bytes_max)))
             return true;
     return false;
 }

@@ -170,7 +170,7 @@ static void more_namespaces_than_a_store_takes_are_told(void **state)
     assert_int_equal(rig_store(&rig, 1, 4, 0, NULL), 4);
 }
 
-/* A root's segments are as long as they were made: what does not fit is told with its length. */
+/* What fits neither into DRAM nor on a root is told with its length. */
 static void records_that_fit_nowhere_are_told(void **state)
 {
     struct setup s = good();
@@ -182,7 +182,7 @@ static void records_that_fit_nowhere_are_told(void **state)
         s.parts[i].head_dim = 128;
     }
     assert_int_equal(open_ns(&s), KVT_E_TOO_SMALL);
-    said("kvt_ns_open: refused: ", "needs another directory");
+    said("kvt_ns_open: refused: ", "give dram more");
 }
 
 static void groups_say_which_argument(void **state)

@@ -407,10 +407,9 @@ static void test_a_root_that_cannot_be_used_is_refused(void **state)
     rig_open(&rig, &options, NULL);
     ns = rig_ns(&rig, 2, long_pages);
     io = left_behind(20);
-    assert_int_equal(add(&rig, io), KVT_E_TOO_SMALL);
-    io->ops->destroy(io);
-    assert_int_equal(rig_stats(&rig).disk_roots, 0);
-    assert_int_equal(rig_stats(&rig).blocks, 0);
+    assert_int_equal(add(&rig, io), 0); /* but those that are shorter: test_store_sizes.c */
+    assert_int_equal(rig_stats(&rig).disk_roots, 1);
+    assert_int_equal(rig_stats(&rig).ns_without_root, 1);
     assert_int_equal(put_each(&rig, ns, 1, 8, KV4), 8);
     assert_int_equal(get_each(&rig, ns, 1, 8, 0), 8);
     rig_close(&rig);
