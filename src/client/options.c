@@ -142,7 +142,7 @@ static const struct kvt_option options[] = {
      "bytes that a shared directory may hold: one of its users removes what was not used for "
      "longest"},
     {"remote_ns_cap", T_SIZE, AT(remote_ns_cap), "none", "none", 1024 * KIB, 1024 * TIB,
-     "the same for each namespace in it"},
+     "bytes that each namespace may hold there, in a directory or on servers"},
     {"plan_remote", T_SIZE, AT(plan_remote), "1GiB", NULL, 1024 * KIB, 64 * TIB,
      "start value of kvt_plan(): record bytes a second that loads from the shared tier reach"},
     {"remote_mac", T_FILE, AT(remote_mac), "none", NULL, 0, 0,

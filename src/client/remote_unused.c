@@ -27,21 +27,11 @@ static const char *ca_unused(const struct kvt_settings *settings)
     return "it is for TLS: write rediss://";
 }
 
-static const char *directory_only(uint64_t bytes, const struct kvt_settings *settings)
-{
-    if (bytes == KVT_AUTO || is_directory(settings))
-        return NULL;
-    return "it is for shared directories (dir:/path): give the server maxmemory";
-}
-
 static const char *cap_unused(const struct kvt_settings *settings)
 {
-    return directory_only(settings->remote_cap, settings);
-}
-
-static const char *ns_cap_unused(const struct kvt_settings *settings)
-{
-    return directory_only(settings->remote_ns_cap, settings);
+    if (settings->remote_cap == KVT_AUTO || is_directory(settings))
+        return NULL;
+    return "it is for shared directories (dir:/path): give the server maxmemory";
 }
 
 /* Whether anything is set that is for a shared tier only. */
@@ -62,10 +52,8 @@ void kvt_remote_unused_tell(const struct kvt_settings *settings, bool shared,
     static const struct {
         const char *key;
         unused_fn why;
-    } options[] = {{"remote_auth", auth_unused},
-                   {"remote_ca", ca_unused},
-                   {"remote_cap", cap_unused},
-                   {"remote_ns_cap", ns_cap_unused}};
+    } options[] = {
+        {"remote_auth", auth_unused}, {"remote_ca", ca_unused}, {"remote_cap", cap_unused}};
     const char *set = any_set(settings);
 
     if (!settings->remote[0]) {

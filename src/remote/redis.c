@@ -66,6 +66,8 @@ void redis_op_end(struct redis *redis, struct redis_op *op, int status)
         redis_map_failed(redis);
     if (op->purge_of)
         redis_purge_op_end(redis, op, status, 0);
+    if (op->clean)
+        redis_clean_op_end(redis, op, status, 0);
     if (req && req->op == KVT_REMOTE_PROBE) {
         req->found[op->index].status = status;
         part_end(redis, req, status == KVT_E_MISS || status == KVT_E_CORRUPT ? 0 : status);
@@ -208,6 +210,9 @@ static void detach_late(struct redis *redis, struct redis_conn *conn)
             conn->into = NULL;
         if (op->purge_of)
             redis_purge_op_end(redis, op, KVT_E_DEADLINE, 0);
+        if (op->clean)
+            redis_clean_op_end(redis, op, KVT_E_DEADLINE, 0);
+        op->clean = false;
         op->purge_of = NULL;
         op->req = NULL;
         if (req && req->op == KVT_REMOTE_PROBE)
@@ -317,6 +322,7 @@ static void turn(struct redis *redis)
     tick(redis);
     redis_nodes_turn(redis);
     redis_purge_turn(redis);
+    redis_clean_turn(redis);
     count_nodes(redis);
     hand_out(redis);
 }
@@ -437,6 +443,7 @@ static void redis_destroy(struct kvt_remote *remote)
     free(redis->map_agg.bytes);
     free(redis->scan_agg.bytes);
     free(redis->purge.names);
+    redis_clean_free(redis);
     free(redis);
 }
 
@@ -513,6 +520,8 @@ int kvt_redis_open(const struct kvt_remote_params *params, const struct kvt_remo
         rc = redis_auth_check(redis, error, error_len);
     if (!rc && url->tls)
         rc = redis_tls_init(redis, error, error_len);
+    if (!rc)
+        rc = redis_clean_init(redis, params->ns_cap_bytes, params->clean_period_ns);
     if (!rc)
         rc = start(redis);
     if (rc) {

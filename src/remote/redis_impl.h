@@ -6,6 +6,7 @@
  *   redis_login.c  what it says first
  *   redis_reply.c  commands as text, and what each reply means
  *   redis_purge.c  removal of a namespace: walks over all nodes
+ *   redis_clean.c  each namespace within a size: walks over all nodes, by one of all clients
  *
  *   submit -> taken by the thread -> ops (one command each) -> node by slot -> connection by kind
  *     queue -> text in `out` -> sent (in the order of their replies) -> reply -> op ends
@@ -32,6 +33,7 @@
 #include <stdbool.h>
 
 #include "base/clock.h"
+#include "remote/redis_clean.h"
 #include "remote/remote.h"
 #include "remote/remote_seal.h"
 #include "remote/remote_url.h"
@@ -61,6 +63,11 @@ enum redis_kind {
     REDIS_SET,
     REDIS_DEL,
     REDIS_SCAN,
+    REDIS_IDLE, /* the cleaner's, to REDIS_KEEP */
+    REDIS_USAGE,
+    REDIS_HOLDER,
+    REDIS_LEASE,
+    REDIS_KEEP,
     REDIS_SLOTS,
     REDIS_ASKING,
     REDIS_AUTH,
@@ -77,12 +84,13 @@ struct redis_op { /* one command */
     uint32_t index;                  /* of the request's keys */
     uint32_t record_bytes;           /* REDIS_GET: what is expected */
     uint8_t kind, hops, asking;
+    bool clean;      /* the cleaner's */
     bool replica;    /* given to one, in place of its master */
     bool no_replica; /* one has failed it: the master's from now on */
     int64_t not_before_ns;
     int64_t deadline_ns;
     int64_t sent_ns;
-    const char *name; /* REDIS_DEL of a purge */
+    const char *name; /* of a purge, of the cleaner */
     uint32_t name_len;
 };
 
@@ -188,8 +196,10 @@ struct redis {
     struct redis_purge purge;
     struct kvt_remote_req *purges;             /* not begun yet */
     struct kvt_remote_req *ended, *ended_last; /* this turn */
-    struct redis_agg map_agg, scan_agg;
+    struct redis_agg map_agg, scan_agg, clean_agg;
+    struct redis_clean clean;
     bool auth_told, down_told, fence_told;
+    int64_t error_tell_ns; /* no warning of an error before */
 
     _Atomic uint64_t connects, losses, redirects, auth_fails, node_count, nodes_down;
 };
@@ -280,5 +290,16 @@ void redis_purge_turn(struct redis *redis);
 void redis_scan_reply(struct redis *redis, const char *bytes, size_t len);
 void redis_purge_op_end(struct redis *redis, const struct redis_op *op, int status,
                         uint64_t removed);
+
+/* ---- redis_clean.c */
+__attribute__((warn_unused_result)) int redis_clean_init(struct redis *redis, uint64_t cap_bytes,
+                                                         int64_t period_ns);
+void redis_clean_free(struct redis *redis);
+void redis_clean_turn(struct redis *redis);
+/* The text of a command of the cleaner's; as snprintf(). */
+int redis_clean_text(const struct redis *redis, const struct redis_op *op, char *out, size_t room);
+void redis_clean_scan_reply(struct redis *redis, const char *bytes, size_t len);
+/* number: of a reply that is one. KVT_E_MISS: nil. */
+void redis_clean_op_end(struct redis *redis, const struct redis_op *op, int status, int64_t number);
 
 #endif

@@ -20,9 +20,10 @@
 #define RETRY_NS INT64_C(10000000)
 
 static const enum redis_lane lane_of[] = {
-    [REDIS_PROBE] = LANE_ASK, [REDIS_GET] = LANE_READ,  [REDIS_EXISTS] = LANE_ASK,
-    [REDIS_SET] = LANE_WRITE, [REDIS_DEL] = LANE_WRITE, [REDIS_SCAN] = LANE_WRITE,
-    [REDIS_SLOTS] = LANE_ASK};
+    [REDIS_PROBE] = LANE_ASK,   [REDIS_GET] = LANE_READ,    [REDIS_EXISTS] = LANE_ASK,
+    [REDIS_SET] = LANE_WRITE,   [REDIS_DEL] = LANE_WRITE,   [REDIS_SCAN] = LANE_WRITE,
+    [REDIS_IDLE] = LANE_WRITE,  [REDIS_USAGE] = LANE_WRITE, [REDIS_HOLDER] = LANE_WRITE,
+    [REDIS_LEASE] = LANE_WRITE, [REDIS_KEEP] = LANE_WRITE,  [REDIS_SLOTS] = LANE_ASK};
 
 static struct redis_conn *conn_of(struct redis *redis, struct redis_node *node,
                                   enum redis_lane lane)

@@ -18,6 +18,8 @@
 static int text_of(const struct redis *redis, const struct redis_op *op, const char *name,
                    size_t len, char *out, size_t room)
 {
+    if (op->clean && op->kind != REDIS_DEL)
+        return redis_clean_text(redis, op, out, room);
     switch (op->kind) {
     case REDIS_PROBE: /* a record's header tells all, and is as cheap as to ask whether it is there
                        */
@@ -133,17 +135,46 @@ static int status_of(const struct kvt_resp_head *head)
     return -EIO;
 }
 
+#define TELL_NS INT64_C(600000000000) /* one warning in ten minutes */
+#define SHOWN 201
+
+/* What a server says, as it can go into a log: one line, no escapes. */
+static const char *plain(const struct kvt_resp_head *head, char out[SHOWN])
+{
+    size_t len = KVT_MIN(head->text_len, (size_t)SHOWN - 1);
+
+    for (size_t i = 0; i < len; i++)
+        out[i] = head->text[i] < ' ' || head->text[i] > '~' ? '?' : head->text[i];
+    out[len] = '\0';
+    return out;
+}
+
+/* An error that no rule knows an answer to: told with the server's words, so that what is missing
+ * there (a right, memory, a master) can be seen. */
+static void tell_error(struct redis *redis, const struct redis_conn *conn,
+                       const struct kvt_resp_head *head)
+{
+    char name[REDIS_NODE_NAME], text[SHOWN];
+
+    if (redis->now_ns < redis->error_tell_ns)
+        return;
+    redis->error_tell_ns = redis->now_ns + TELL_NS;
+    kvt_log(&redis->log, KVT_LOG_WARN, "remote: %s answers: %s (%s)",
+            redis_node_name(conn->node, name), plain(head, text),
+            says(head, "NOPERM") ? "give this user the commands that docs/remote.md lists"
+                                 : "trying again; blocks are not found, put or purged meanwhile");
+}
+
 static void refused(struct redis *redis, struct redis_conn *conn, const struct kvt_resp_head *head)
 {
-    int shown = (int)KVT_MIN(head->text_len, (size_t)200);
-    char name[REDIS_NODE_NAME];
+    char name[REDIS_NODE_NAME], text[SHOWN];
 
     (void)atomic_fetch_add_explicit(&redis->auth_fails, 1, memory_order_relaxed);
     if (!redis->auth_told)
         kvt_log(&redis->log, KVT_LOG_WARN,
-                "remote: %s refuses us: %.*s (set remote_auth=FILE, or correct that file; trying "
+                "remote: %s refuses us: %s (set remote_auth=FILE, or correct that file; trying "
                 "again)",
-                redis_node_name(conn->node, name), shown, head->text);
+                redis_node_name(conn->node, name), plain(head, text));
     redis->auth_told = true;
     conn->told = true;
 }
@@ -209,17 +240,29 @@ static bool login_reply(struct redis *redis, struct redis_conn *conn, const stru
 static void error_reply(struct redis *redis, struct redis_conn *conn, struct redis_op *op,
                         const struct kvt_resp_head *head)
 {
-    if ((op->req || op->purge_of) && redis_redirected(redis, conn, op, head->text, head->text_len))
+    int status;
+
+    if ((op->req || op->purge_of || op->clean) &&
+        redis_redirected(redis, conn, op, head->text, head->text_len))
         return;
     if (redis_to_master(redis, op))
         return;
-    redis_op_end(redis, op, status_of(head));
+    status = status_of(head);
+    if ((op->req || op->purge_of) && status != KVT_E_CORRUPT && status != -EHOSTDOWN)
+        tell_error(redis, conn, head);
+    redis_op_end(redis, op, status);
 }
 
 /* +, : and nil. */
 static void simple_reply(struct redis *redis, struct redis_conn *conn, struct redis_op *op,
                          const struct kvt_resp_head *head)
 {
+    if (op->clean) {
+        redis_clean_op_end(redis, op, head->type != '$' ? 0 : KVT_E_MISS, head->number);
+        op->clean = false;
+        redis_op_end(redis, op, 0);
+        return;
+    }
     switch (op->kind) {
     case REDIS_EXISTS:
         if (!op->req || head->type != ':') {
@@ -265,6 +308,13 @@ static void body_begin(struct redis *redis, struct redis_conn *conn, const struc
     conn->body_good = false;
     conn->body_len = len;
     conn->skip_left = len + 2;
+    if (op->kind == REDIS_HOLDER && op->clean && len < sizeof(redis->clean.holder)) {
+        memset(redis->clean.holder, 0, sizeof(redis->clean.holder));
+        conn->into = (uint8_t *)redis->clean.holder;
+        conn->into_left = len;
+        conn->skip_left = 2;
+        conn->body_good = true;
+    }
     if (!op->req)
         return;
     if (op->kind == REDIS_PROBE && len == sizeof(struct kvt_record_header)) {
@@ -305,8 +355,8 @@ void redis_body_end(struct redis *redis, struct redis_conn *conn)
 
     conn->in_body = false;
     conn->into = NULL;
-    if (!op->req)
-        redis_op_end(redis, op, 0);
+    if (!op->req) /* who holds the lease; or nobody wants it any more */
+        redis_op_end(redis, op, good || !op->clean ? 0 : KVT_E_MISS);
     else if (!good)
         redis_op_end(redis, op, other_body(redis, conn, op));
     else if (op->kind == REDIS_PROBE)
@@ -339,6 +389,8 @@ static bool gather(struct redis *redis, struct redis_conn *conn, bool *more)
         redis_map_reply(redis, conn, agg->bytes, (size_t)whole);
     else if (op->purge_of)
         redis_scan_reply(redis, agg->bytes, (size_t)whole);
+    else if (op->clean)
+        redis_clean_scan_reply(redis, agg->bytes, (size_t)whole);
     redis_op_end(redis, op, 0);
     return true;
 }
@@ -359,9 +411,13 @@ static bool one_reply(struct redis *redis, struct redis_conn *conn, bool *more)
     if (!op || op == conn->body_op)
         return false; /* nobody asked; or before it has all of the record: what follows in the slot
                          would be somebody else's soon */
+    if (op->kind == REDIS_SCAN && !op->purge_of && !op->clean)
+        return false; /* too late: its place is another one's by now */
     *more = true;
     if (op->kind == REDIS_SLOTS || op->kind == REDIS_SCAN) {
-        conn->agg = op->kind == REDIS_SLOTS ? &redis->map_agg : &redis->scan_agg;
+        conn->agg = op->kind == REDIS_SLOTS ? &redis->map_agg
+                    : op->clean             ? &redis->clean_agg
+                                            : &redis->scan_agg;
         if (head.type != '-' || op->kind == REDIS_SLOTS) {
             conn->agg->len = 0;
             return true; /* gather() takes it from its start */

@@ -246,6 +246,32 @@ static void test_a_namespace_goes_from_all_nodes(void **state)
     assert_int_equal(remote_help_probe(&help, NS, 1, KEYS, NULL), KEYS);
 }
 
+/* A cap for each namespace: what all nodes hold of it counts, and the oldest go from all of them;
+ * one that is within it loses nothing. */
+static void test_a_namespace_is_kept_at_its_cap(void **state)
+{
+    enum { MANY = 64, LONG_PAGES = 32 }; /* 160 KiB each as a server counts, 10 MiB together */
+    char error[256];
+    uint32_t there = MANY;
+
+    (void)state;
+    if (!able)
+        return;
+    memset(&help, 0, sizeof(help));
+    help.deadline_ns = REMOTE_HELP_DEADLINE_NS;
+    help.params = (struct kvt_remote_params){
+        .where = url, .ns_cap_bytes = 5 << 20, .clean_period_ns = 50000000};
+    assert_int_equal(kvt_remote_tier_open(&help.params, &help.remote, error, sizeof(error)), 0);
+    assert_int_equal(remote_help_put_many(&help, NS + 1, 1, MANY, LONG_PAGES, NULL), MANY);
+    for (int i = 0; i < 600 && there > 33; i++) {
+        rig_sleep_ms(100);
+        there = remote_help_probe(&help, NS + 1, 1, MANY, NULL);
+    }
+    assert_true(there <= 33 && there > 16);
+    assert_int_equal(remote_help_probe(&help, NS, 1, KEYS, NULL), KEYS);
+    assert_int_equal(remote_help_drop(&help, NS + 1, 0, 0, NULL), 0);
+}
+
 /* GETs that a node has carried out. */
 static long gets_of(unsigned node)
 {
@@ -481,6 +507,7 @@ int main(void)
         cmocka_unit_test_teardown(test_a_slot_moves, tear_down),
         cmocka_unit_test_teardown(test_slots_move_under_load, tear_down),
         cmocka_unit_test_teardown(test_a_namespace_goes_from_all_nodes, tear_down),
+        cmocka_unit_test_teardown(test_a_namespace_is_kept_at_its_cap, tear_down),
         cmocka_unit_test_teardown(test_replicas_answer_reads, tear_down),
         cmocka_unit_test_teardown(test_a_master_hangs, tear_down),
         cmocka_unit_test_teardown(test_a_master_is_killed, tear_down),

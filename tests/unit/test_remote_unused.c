@@ -62,7 +62,7 @@ static void test_each_is_told(void **state)
         {"remote=redis://a,remote_ca=/f", false, 1, "remote_ca has no effect: it is for TLS"},
         {"remote=redis+unix:/s,remote_ca=/f", false, 1, "rediss://"},
         {"remote=redis://a,remote_cap=1GiB", false, 1, "remote_cap has no effect"},
-        {"remote=redis://a,remote_cap=1GiB,remote_ns_cap=1GiB", false, 2, "maxmemory"},
+        {"remote=redis://a,remote_cap=1GiB,remote_ns_cap=1GiB", false, 1, "maxmemory"},
         {"remote=dir:/d,remote_auth=/f", false, 1, "remote_auth has no effect"},
         {"remote=dir:/d,remote_auth=/f,remote_ca=/f", false, 2, "remote_ca"},
         {"remote=redis://a,remote_deadline=5s", true, 1, "one second"},
