@@ -34,6 +34,12 @@ systemctl enable --now kvtierd.socket kvtierd.service
 [ "$(systemctl show -p StatusText --value kvtierd)" = serving ]
 grep -q '^CapEff:.0*$' "/proc/$(pid)/status"
 ask
+check() { setpriv --reuid kvtier --regid kvtier --clear-groups kvtierd --config /etc/kvtier/kvtierd.conf --check; }
+check | grep -q 'the configuration is good'
+sed -i 's/^dram = .*/dram = 60TiB/' /etc/kvtier/kvtierd.conf
+if check; then exit 1; fi
+sed -i 's/^dram = .*/dram = 96MiB/' /etc/kvtier/kvtierd.conf
+if kvtier purge "unix:$socket" --namespace 00112233445566778899aabbccddeeff --yes; then exit 1; fi
 systemctl reload kvtierd
 first=$(pid)
 ask
