@@ -3,8 +3,10 @@ that it does not understand. Method: the real transformers with a tiny Llama of 
 whose output depends on its cache (a poison check shows it), in float32; SmolLM2, where it is there
 (KVT_TEST_HF), cold, from DRAM and from disk in a new process."""
 import json
+import math
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -206,6 +208,25 @@ def test_the_digest_is_made_once_for_as_long_as_the_weights_stay(monkeypatch):
         change()
         assert ours.remembered_digest(model) == real(model) and len(made) == number
     assert ours.remembered_digest(tiny()) == first and len(made) == 5
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("shape", [(3,), (7, 11), (130, 257)])  # of a row, and of several
+def test_every_element_that_changes_is_seen(offset, shape):
+    """Through .data, which counts nothing: one of them, and two that change places."""
+    count = math.prod(shape)
+    weight = torch.randn(count + offset, generator=torch.Generator().manual_seed(1))[offset:]
+    weight = weight.view(shape)
+    seen = {adapter._sums(weight)}
+    order = random.Random(SEED).sample(range(count), min(count, 40))
+    for at, other in zip(order, order[1:]):
+        was = weight.data.view(-1)[at].clone()
+        weight.data.view(-1)[at] = was.nextafter(torch.tensor(9.0))
+        seen.add(adapter._sums(weight))
+        weight.data.view(-1)[at] = weight.data.view(-1)[other]
+        weight.data.view(-1)[other] = was
+        seen.add(adapter._sums(weight))
+    assert len(seen) == 1 + 2 * (len(order) - 1)
 
 
 def test_models_that_cannot_be_served_say_why():
