@@ -21,6 +21,7 @@
 #include "kvtier/error.h"
 
 #define OPTIONS_MAX 64 /* options of one command: bounds the list of names for "nearest" */
+#define PIPE_PERIOD_NS INT64_C(60000000000) /* a log stays short, and shows that it goes on */
 #define PROGRESS_PERIOD_NS                                                 \
     100000000 /* 10 redraws a second: smooth for an eye, free for the work \
                */
@@ -230,14 +231,22 @@ void kvt_progress_start(struct kvt_progress *progress, const char *what)
 {
     progress->what = what;
     progress->on = isatty(STDERR_FILENO);
-    progress->last_ns = 0;
+    progress->last_ns = progress->on ? 0 : now_ns();
 }
 
 void kvt_progress_update(struct kvt_progress *progress, uint64_t done, uint64_t total)
 {
-    if (!progress->on)
-        return;
     int64_t now = now_ns();
+    if (!progress->on) {
+        if (now - progress->last_ns < PIPE_PERIOD_NS)
+            return;
+        progress->last_ns = now;
+        if (total)
+            fprintf(stderr, "%s: %" PRIu64 " of %" PRIu64 "\n", progress->what, done, total);
+        else
+            fprintf(stderr, "%s: %" PRIu64 "\n", progress->what, done);
+        return;
+    }
     if (progress->last_ns && now - progress->last_ns < PROGRESS_PERIOD_NS && done != total)
         return;
     progress->last_ns = now;

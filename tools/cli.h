@@ -60,11 +60,12 @@ __attribute__((format(printf, 2, 3))) void kvt_cli_error(const char *command, co
  * KVT_EXIT_PROBLEM when stdout failed. */
 int kvt_cli_json(json_t *document);
 
-/* Progress on a terminal, nothing in a pipe. kvt_progress_done() clears the line. */
+/* Progress on standard error: on a terminal a line that changes, which kvt_progress_done() clears;
+ * elsewhere a line a minute, none in the first one. */
 struct kvt_progress {
     const char *what;
-    int on;
-    int64_t last_ns;
+    int on;          /* a terminal */
+    int64_t last_ns; /* when it was said; elsewhere from the start on */
 };
 void kvt_progress_start(struct kvt_progress *progress, const char *what);
 void kvt_progress_update(struct kvt_progress *progress, uint64_t done, uint64_t total);

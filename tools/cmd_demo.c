@@ -110,12 +110,14 @@ struct waiting {
     int64_t start_ns;
     int64_t next_ns; /* the next line */
     int said;
+    long threads; /* of llama.cpp; 0: nothing is to be said of them any more */
 };
 
 static void waiting_start(struct waiting *waiting, const struct demo_config *config,
                           const char *phase)
 {
     memset(waiting, 0, sizeof(*waiting));
+    waiting->threads = (long)config->threads;
     if (strcmp(phase, "first") == 0)
         snprintf(waiting->what, sizeof(waiting->what),
                  "phase 1 of 3: computing up to %lld tokens, cold; then storing and loading them",
@@ -133,6 +135,22 @@ static void waiting_start(struct waiting *waiting, const struct demo_config *con
     waiting->next_ns = waiting->start_ns + (isatty(STDERR_FILENO) ? 0 : WAIT_FIRST_NS);
 }
 
+/* ggml's threads spin while they wait for each other: beside other work fewer are faster. Said
+ * once, when a phase takes long and more wants to run than the threads and one more. */
+static void waiting_advise(struct waiting *waiting)
+{
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    double load = 0;
+
+    if (waiting->threads < 2 || getloadavg(&load, 1) != 1 || load < (double)processors + 1)
+        return;
+    fprintf(stderr,
+            "%.12s: the machine is busy (load %.0f on %ld processors), and llama.cpp's %ld threads "
+            "wait for each other there: --threads 1 may be many times faster\n",
+            waiting->what, load, processors, waiting->threads);
+    waiting->threads = 0;
+}
+
 /* Say it when it is time; how long to sleep at most, in milliseconds. */
 static int waiting_tell(struct waiting *waiting)
 {
@@ -141,9 +159,12 @@ static int waiting_tell(struct waiting *waiting)
     if (now >= waiting->next_ns) {
         if (!waiting->said++)
             fprintf(stderr, "%s\n", waiting->what);
-        else if (!isatty(STDERR_FILENO)) /* there the child shows how far it is */
-            fprintf(stderr, "%.12s: still at it after %lld s\n", waiting->what,
-                    (long long)((now - waiting->start_ns) / 1000000000));
+        else {
+            if (!isatty(STDERR_FILENO)) /* there the child shows how far it is all the time */
+                fprintf(stderr, "%.12s: still at it after %lld s\n", waiting->what,
+                        (long long)((now - waiting->start_ns) / 1000000000));
+            waiting_advise(waiting);
+        }
         waiting->next_ns = now + WAIT_AGAIN_NS;
     }
     return (int)((waiting->next_ns - now) / 1000000) + 1;

@@ -58,7 +58,7 @@ static bool abort_work(void *arg)
 
 static bool load_progress(float done, void *arg)
 {
-    kvt_progress_update(arg, (uint64_t)(done * 1000), 1000);
+    kvt_progress_update(arg, (uint64_t)(done * 100), 100);
     return kvt_cli_interrupted() == 0;
 }
 

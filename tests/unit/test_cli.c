@@ -250,7 +250,8 @@ static void test_json_to_full_disk(void **state)
     assert_non_null(strstr(err.text, "No space left"));
 }
 
-static void test_progress_is_silent_in_a_pipe(void **state)
+/* In the first minute; then a line a minute. */
+static void test_progress_in_a_pipe_is_a_line_a_minute(void **state)
 {
     struct kvt_progress progress;
 
@@ -259,9 +260,17 @@ static void test_progress_is_silent_in_a_pipe(void **state)
     kvt_progress_start(&progress, "working");
     for (uint64_t i = 0; i <= 100; i++)
         kvt_progress_update(&progress, i, 100);
-    kvt_progress_done(&progress);
     capture_end(&err);
     assert_string_equal(err.text, "");
+
+    capture_start(&err, stderr);
+    for (uint64_t i = 0; i < 3; i++) { /* the clock goes on by 61 s, now and then again */
+        progress.last_ns -= i < 2 ? INT64_C(61000000000) : 0;
+        kvt_progress_update(&progress, 40 + i, i < 1 ? 100 : 0);
+    }
+    kvt_progress_done(&progress);
+    capture_end(&err);
+    assert_string_equal(err.text, "working: 40 of 100\nworking: 41\n");
 }
 
 static void test_progress_on_a_terminal(void **state)
@@ -333,7 +342,7 @@ int main(void)
         cmocka_unit_test(test_long_word_is_cut),
         cmocka_unit_test(test_json),
         cmocka_unit_test(test_json_to_full_disk),
-        cmocka_unit_test(test_progress_is_silent_in_a_pipe),
+        cmocka_unit_test(test_progress_in_a_pipe_is_a_line_a_minute),
         cmocka_unit_test(test_progress_on_a_terminal),
         cmocka_unit_test(test_human_bytes),
         cmocka_unit_test(test_interrupt),
