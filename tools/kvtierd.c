@@ -200,8 +200,9 @@ static void descriptors_tell(const struct kvt_host *host)
 {
     const uint64_t places = KVT_OWNER_CLIENTS_MAX - 1;
     const uint64_t taken = FDS_OWN + host->settings->fds_max;
+    const uint64_t needed = taken + places * FDS_A_CLIENT;
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= taken + places * FDS_A_CLIENT)
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed)
         return;
     kvt_log(&to_stderr, KVT_LOG_WARN,
             "descriptors: %llu of %llu programs can be connected at the limit of %llu, %llu of "
@@ -210,7 +211,7 @@ static void descriptors_tell(const struct kvt_host *host)
             limit.rlim_cur > taken ? (unsigned long long)(limit.rlim_cur - taken) / FDS_A_CLIENT
                                    : 0,
             (unsigned long long)places, (unsigned long long)limit.rlim_cur,
-            (unsigned long long)taken, (unsigned long long)(taken + places * FDS_A_CLIENT));
+            (unsigned long long)taken, (unsigned long long)needed);
 }
 
 /* Serve until a signal ends it. */

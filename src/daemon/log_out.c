@@ -28,9 +28,10 @@
 static bool is_journal(const struct stat *st)
 {
     const char *text = getenv("JOURNAL_STREAM");
-    unsigned long long device = 0, inode = 0;
-    return text != NULL && sscanf(text, "%llu:%llu", &device, &inode) == 2 &&
-           device == st->st_dev && inode == st->st_ino;
+    char ours[64];
+    (void)snprintf(ours, sizeof(ours), "%llu:%llu", (unsigned long long)st->st_dev,
+                   (unsigned long long)st->st_ino);
+    return text != NULL && strcmp(text, ours) == 0;
 }
 
 void kvt_log_out_init(struct kvt_log_out *out, int fd)
@@ -131,9 +132,10 @@ static void write_line(struct kvt_log_out *out, const char *line, size_t bytes)
 static void write_message(struct kvt_log_out *out, char line[LINE_BYTES], size_t used,
                           const char *message)
 {
-    const size_t len = KVT_MIN(strlen(message), LINE_BYTES - 1 - used);
-    memcpy(line + used, message, len);
-    line[used + len] = '\n';
+    const size_t room = LINE_BYTES - used;
+    int n = snprintf(line + used, room, "%s", message);
+    const size_t len = n < 0 ? 0 : KVT_MIN((size_t)n, room - 1);
+    line[used + len] = '\n'; /* in the place of the zero */
     pthread_mutex_lock(&out->lock);
     write_line(out, line, used + len + 1);
     pthread_mutex_unlock(&out->lock);

@@ -271,7 +271,7 @@ static void begin(struct kvt_store *store, struct kvt_store_purge *purge)
         kvt_l2_erase_hold(store->disks[root].l2, true);
     }
     doom_fills(store, purge);
-    for (uint32_t i = 0; purge->items[i].kind == KVT_JOURNAL_PURGE_KEY && i < purge->count; i++) {
+    for (uint32_t i = 0; i < purge->count && purge->items[i].kind == KVT_JOURNAL_PURGE_KEY; i++) {
         uint32_t entry = kvt_entry_find(store, &purge->items[i].key);
 
         if (entry != KVT_INDEX_NONE && kvt_entry_is(store, entry, &purge->items[i].key))
