@@ -8,6 +8,8 @@
 
 #include "format/record.h"
 
+#define REDIS_CURSOR 192u /* a number; of Kvrocks, by option, the last name and a sign before it \
+                           */
 #define REDIS_CLEAN_NAMES 4096u /* of one reply to SCAN */
 #define REDIS_CLEAN_SPACES 1024u
 #define REDIS_CLEAN_AGES 96u
@@ -48,7 +50,7 @@ struct redis_clean {
     uint32_t salt; /* of what stands for ages where there are none */
     int64_t next_ns, renewed_ns, pace_ns, began_ns, walk_ns;
     char token[96], holder[96];
-    char cursor[24];
+    char cursor[REDIS_CURSOR];
     char *text; /* a copy of the last reply to SCAN */
     struct redis_clean_name *names;
     uint32_t name_count;

@@ -159,7 +159,7 @@ struct redis_purge { /* one at a time */
     uint32_t node;
     bool scanning;
     uint32_t left; /* DELs under way */
-    char cursor[24];
+    char cursor[REDIS_CURSOR];
     char pattern[KVT_REMOTE_NAME_BYTES];
     char *names; /* a copy of the last reply to SCAN, that the DELs point into */
 };

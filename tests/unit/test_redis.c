@@ -14,6 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/rsa.h>
+#include <openssl/x509v3.h>
+
 #include "kvtier/error.h"
 #include "remote/remote_seal.h"
 #include "support/redis_rig.h"
@@ -322,9 +327,48 @@ static void test_why_it_does_not_get_in(void **state)
     says(where, NULL, NULL, (const char *const[3]){"no.sock", "No such file", NULL});
 }
 
+/* A certificate that has expired an hour ago, and its key: old.pem, old.key. */
+static void expired_certificate(const char *rig_dir)
+{
+    EVP_PKEY *key = EVP_RSA_gen(2048);
+    X509 *cert = X509_new();
+    X509_NAME *name = X509_NAME_new();
+    X509_EXTENSION *san = X509V3_EXT_nconf_nid(NULL, NULL, NID_subject_alt_name, "IP:127.0.0.1");
+    char path[192];
+    FILE *file;
+
+    assert_true(key && cert && name && san);
+    assert_int_equal(
+        X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const uint8_t *)"kvtier", -1, -1, 0),
+        1);
+    assert_int_equal(X509_set_version(cert, 2), 1);
+    assert_int_equal(ASN1_INTEGER_set(X509_get_serialNumber(cert), 7), 1);
+    assert_int_equal(X509_set_subject_name(cert, name), 1);
+    assert_int_equal(X509_set_issuer_name(cert, name), 1);
+    assert_non_null(X509_gmtime_adj(X509_getm_notBefore(cert), -7200));
+    assert_non_null(X509_gmtime_adj(X509_getm_notAfter(cert), -3600));
+    assert_int_equal(X509_add_ext(cert, san, -1), 1);
+    assert_int_equal(X509_set_pubkey(cert, key), 1);
+    assert_true(X509_sign(cert, key, EVP_sha256()) > 0);
+    snprintf(path, sizeof(path), "%s/old.pem", rig_dir);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(PEM_write_X509(file, cert), 1);
+    fclose(file);
+    snprintf(path, sizeof(path), "%s/old.key", rig_dir);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL), 1);
+    fclose(file);
+    X509_EXTENSION_free(san);
+    X509_NAME_free(name);
+    X509_free(cert);
+    EVP_PKEY_free(key);
+}
+
 static void test_why_tls_does_not_get_in(void **state)
 {
-    char where[300], cert[192], at[32];
+    char where[400], cert[192], at[32], out[256];
 
     (void)state;
     if (!redis_rig_able() || !redis_rig_tls(&redis, ""))
@@ -340,6 +384,19 @@ static void test_why_tls_does_not_get_in(void **state)
     says(where, NULL, cert, (const char *const[3]){"localhost", NULL, NULL});
     if (!strstr(said.text, "another name") && !strstr(said.text, "cannot be connected"))
         fail_msg("%s", said.text);
+    /* it expires: who is connected stays so, nobody connects any more, and why is told */
+    remote_help_open(&help, url, NULL, NULL, cert);
+    wait_alive();
+    expired_certificate(redis.dir);
+    snprintf(where, sizeof(where), "CONFIG SET tls-cert-file %s/old.pem tls-key-file %s/old.key",
+             redis.dir, redis.dir);
+    redis_rig_cli(&redis, 0, where, out, sizeof(out));
+    if (strcmp(out, "OK") != 0)
+        return; /* not one at a time: a server of before 7.0 */
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), KVT_E_MISS); /* it is answered */
+    remote_help_close(&help);
+    snprintf(cert, sizeof(cert), "%s/old.pem", redis.dir);
+    says(url, NULL, cert, (const char *const[3]){at, "certificate", "expired"});
 }
 
 /* ?replicas of a server that has none in its map. */

@@ -237,17 +237,19 @@ static void test_a_purge_of_one_that_says_nothing(void **state)
     assert_int_not_equal(remote_help_drop(&help, NS, 1, 1, NULL), 0);
 }
 
-/* It stops in the middle: what is gone is told, and that it is not all. */
+/* It stops in the middle: what is gone is told, and that it is not all. Its cursors are names, as
+ * Kvrocks may have them. */
 static void test_a_purge_that_is_cut_off(void **state)
 {
     struct kvt_full_key key = remote_help_key(NS, 1);
-    char name[KVT_REMOTE_NAME_BYTES], page[300];
+    char name[KVT_REMOTE_NAME_BYTES], page[400];
+    size_t len = kvt_remote_name(&key, name);
     uint64_t removed;
     int status;
 
     (void)state;
-    snprintf(page, sizeof(page), "*2\r\n$1\r\n7\r\n*1\r\n$%zu\r\n%s\r\n",
-             kvt_remote_name(&key, name), name);
+    snprintf(page, sizeof(page), "*2\r\n$%zu\r\n_%s\r\n*1\r\n$%zu\r\n%s\r\n", len + 1, name, len,
+             name);
     serve(&(struct script){.scan = page, .scans_until = 3});
     help.deadline_ns = INT64_C(100000000000);
     status = remote_help_drop(&help, NS, 0, 0, &removed);

@@ -32,7 +32,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void open_one(struct rig *rig, const char *more, const char *cap)
+static void open_with(struct rig *rig, const char *more, const char *cap, const char *salt)
 {
     struct rig_shape shape = rig_shape_small(64);
     char config[400], url[200];
@@ -41,7 +41,14 @@ static void open_one(struct rig *rig, const char *more, const char *cap)
     snprintf(config, sizeof(config), "dram=4MiB,remote=%s,remote_deadline=20s%s%s", url,
              more[0] ? "," : "", more);
     rig_init(rig, &shape, config, cap);
+    rig->identity.salt = salt;
+    rig->identity.salt_len = salt ? strlen(salt) : 0;
     rig_open(rig);
+}
+
+static void open_one(struct rig *rig, const char *more, const char *cap)
+{
+    open_with(rig, more, cap, NULL);
 }
 
 static void wait_stat(struct rig *rig, const char *name, uint64_t want)
@@ -191,6 +198,51 @@ static void test_purge_reaches_the_server(void **state)
     assert_int_equal(rig_lookup(&one, 1, BLOCKS), 0);
 }
 
+/* Blocks by name, also those that only another machine has put, and more than go into a message. */
+static void test_a_purge_of_blocks_reaches_the_server(void **state)
+{
+    enum { MANY = 1500 };
+    static struct kvt_key keys[MANY];
+
+    (void)state;
+    if (!begin())
+        return;
+    open_one(&one, "remote_write=all", NULL);
+    open_one(&two, "remote_write=off", NULL);
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&one, "remote.put", BLOCKS);
+    for (uint64_t i = 0; i < MANY; i++)
+        keys[i] = rig_key(i < MANY - 4 ? 100000 + i : i - (MANY - 4) + 3);
+    assert_int_equal(kvt_purge(two.ns, keys, MANY), 0); /* none was here */
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), BLOCKS - 4);
+    assert_int_equal(rig_stat(&two, "remote.purged"), 4);
+    assert_int_equal(rig_lookup(&two, 1, BLOCKS), 2);
+    assert_int_equal(rig_lookup(&one, 1, BLOCKS), BLOCKS); /* its own, until it is purged there */
+    assert_int_equal(kvt_purge(one.ns, keys, MANY), 4);
+    assert_int_equal(rig_lookup(&one, 1, BLOCKS), 2);
+}
+
+/* The same prompts of two tenants: neither finds what the other has put, and a purge of one leaves
+ * the other's. */
+static void test_two_tenants(void **state)
+{
+    (void)state;
+    if (!begin())
+        return;
+    open_with(&one, "remote_write=all", NULL, "one");
+    open_with(&two, "remote_write=all", NULL, "two");
+    assert_int_equal(rig_store(&one, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&one, "remote.put", BLOCKS);
+    assert_int_equal(rig_lookup(&two, 1, BLOCKS), 0);
+    assert_int_equal(rig_load(&two, 1, BLOCKS, NULL), 0);
+    assert_int_equal(rig_store(&two, 1, BLOCKS, 0, NULL), BLOCKS);
+    wait_stat(&two, "remote.put", BLOCKS);
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), 2 * BLOCKS);
+    assert_int_equal(kvt_purge(one.ns, NULL, 0), BLOCKS);
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), BLOCKS);
+    assert_int_equal(rig_load(&two, 1, BLOCKS, NULL), BLOCKS);
+}
+
 /* A purge that does not get there says what it has done and what is left to do. */
 static void test_a_purge_that_does_not_get_there(void **state)
 {
@@ -255,6 +307,8 @@ int main(void)
         cmocka_unit_test_teardown(test_2048_keys_in_three_rounds, tear_down),
         cmocka_unit_test_teardown(test_second_use, tear_down),
         cmocka_unit_test_teardown(test_purge_reaches_the_server, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_of_blocks_reaches_the_server, tear_down),
+        cmocka_unit_test_teardown(test_two_tenants, tear_down),
         cmocka_unit_test_teardown(test_without_the_server, tear_down),
         cmocka_unit_test_teardown(test_a_purge_that_does_not_get_there, tear_down),
         cmocka_unit_test_teardown(test_a_server_that_hangs, tear_down),

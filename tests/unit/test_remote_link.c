@@ -59,7 +59,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-/* How many of the keys are the first master's: redis-cli gives it slots 0 to 5460. */
+/* How many of the keys are the first master's: it has slots 0 to 5460. */
 static uint32_t keys_of_first(void)
 {
     char name[KVT_REMOTE_NAME_BYTES];
