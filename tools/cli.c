@@ -32,11 +32,18 @@ static volatile sig_atomic_t interrupt_signal;
 static int64_t interrupt_ns; /* of the first; read and written by the handler alone */
 
 static int said; /* an error */
+static char said_text[1024];
+static int json_written;
 
 void kvt_cli_error(const char *command, const char *format, ...)
 {
     va_list args;
 
+    if (!said) { /* the first says what it is about */
+        va_start(args, format);
+        vsnprintf(said_text, sizeof(said_text), format, args);
+        va_end(args);
+    }
     said = 1;
     fflush(stdout);
     fprintf(stderr, "kvtier%s%s: ", command[0] ? " " : "", command);
@@ -210,6 +217,7 @@ int kvt_cli_json(json_t *document)
 {
     int rc = KVT_EXIT_OK;
 
+    json_written = 1;
     if (!document || json_dumpf(document, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) ||
         fputc('\n', stdout) == EOF || fflush(stdout)) {
         kvt_cli_error("", "cannot write JSON to standard output: %s", strerror(errno));
@@ -309,6 +317,29 @@ int kvt_cli_end(int rc)
     if (interrupt_signal && interrupt_signal != SIGPIPE && !said)
         kvt_cli_error("", "interrupted");
     return interrupt_signal && rc == KVT_EXIT_OK ? KVT_EXIT_PROBLEM : rc;
+}
+
+/* What follows a semicolon is what to do about it. */
+int kvt_cli_json_error(int argc, char **argv, int rc)
+{
+    const char *text = said                   ? said_text
+                       : rc == KVT_EXIT_USAGE ? "wrong usage; see 'kvtier --help'"
+                                              : "it did not succeed";
+    const char *remedy = strstr(text, "; ");
+    bool wanted = false;
+
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+        wanted = wanted || !strcmp(argv[i], "--json");
+    if (!wanted || rc == KVT_EXIT_OK || json_written)
+        return rc;
+    json_t *error = json_pack("{s:s#, s:i}", "text", text,
+                              remedy ? (int)(remedy - text) : (int)strlen(text), "exit_code", rc);
+    if (!error) /* bytes that are no text */
+        error = json_pack("{s:s, s:i}", "text", "see standard error", "exit_code", rc);
+    else if (remedy)
+        json_object_set_new(error, "remedy", json_string(remedy + 2));
+    (void)kvt_cli_json(json_pack("{s:o}", "error", error));
+    return rc;
 }
 
 const char *kvt_human_bytes(uint64_t bytes, char *buffer)

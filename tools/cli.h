@@ -81,6 +81,10 @@ void kvt_cli_interrupt_forget(void);
  * so. */
 int kvt_cli_end(int rc);
 
+/* With --json an error is an object, too: {"error": {text, remedy (where one is said), exit_code}},
+ * when the command has written none. Returns rc. */
+int kvt_cli_json_error(int argc, char **argv, int rc);
+
 /* "12.3 MiB"; the buffer is the caller's, at least 32 bytes. Returns it. */
 const char *kvt_human_bytes(uint64_t bytes, char *buffer);
 

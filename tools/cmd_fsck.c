@@ -6,12 +6,14 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "cli.h"
 #include "commands.h"
 #include "kvtier/error.h"
 #include "stats_file.h"
 #include "store/fsck.h"
+#include "store_dir.h"
 
 #define FINDINGS_MAX 1000u /* of each kind; more are counted only */
 
@@ -52,9 +54,16 @@ static int open_dir(const char *path, int force, struct kvt_io **io)
                                          .direct = 0,
                                          .read_only = 1,
                                          .log = {print_warning, NULL, KVT_LOG_ERROR}};
+    char error[512];
     int64_t pid = 0;
-    int rc = kvt_io_posix_new(&params, io);
+    int rc;
 
+    if (kvt_stats_is_daemon(path)) {
+        kvt_dir_not_daemon(path, error, sizeof(error));
+        kvt_cli_error("fsck", "%s", error);
+        return KVT_EXIT_PROBLEM;
+    }
+    rc = kvt_io_posix_new(&params, io);
     if (rc) {
         kvt_cli_error("fsck", "%s: %s", path, kvt_strerror(rc));
         return KVT_EXIT_PROBLEM;
@@ -135,6 +144,28 @@ static void note_vanished(const char *path, struct check *check, struct kvt_fsck
     json_decref(counters);
 }
 
+/* As 'kvtier verify' and 'kvtier stat' count them. */
+static void note_unreachable(const char *path, struct check *check, struct kvt_fsck_report *report)
+{
+    char text[200], error[512];
+    struct kvt_dir dir;
+    uint8_t *cut;
+    size_t count;
+
+    if (report->problems || kvt_dir_open(path, 0, &dir, error, sizeof(error)))
+        return; /* what is damaged has been told */
+    cut = calloc(dir.record_count + 1, 1);
+    count = cut ? kvt_dir_cut(&dir, cut) : 0;
+    free(cut);
+    kvt_dir_close(&dir);
+    if (!count || count == SIZE_MAX)
+        return;
+    snprintf(text, sizeof(text), "%zu records cannot be reached: a block before them is gone",
+             count);
+    take_finding(check, false, text);
+    report->notes++;
+}
+
 static int fsck(const char *path, struct kvt_io *io, int quick, int json)
 {
     struct check check = {.problems = json_array(), .notes = json_array()};
@@ -159,6 +190,7 @@ static int fsck(const char *path, struct kvt_io *io, int quick, int json)
         kvt_cli_error("fsck", "%s: %s", path, kvt_strerror(rc));
     } else {
         note_vanished(path, &check, &report);
+        note_unreachable(path, &check, &report);
         exit_code = report.problems ? KVT_EXIT_PROBLEM : KVT_EXIT_OK;
         if (json)
             exit_code |= print_json(path, &check, &report, quick);

@@ -40,9 +40,9 @@ static void print_space(const json_t *space)
            text(space, "id"), number(space, "records"),
            kvt_human_bytes(number(space, "bytes"), size), number(space, "starts"),
            number(space, "last_position"));
-    if (number(space, "parent_missing"))
-        printf("  %" PRIu64 " records miss the block before them: no lookup reaches them\n",
-               number(space, "parent_missing"));
+    if (number(space, "unreachable"))
+        printf("  %" PRIu64 " records cannot be reached: a block before them is gone\n",
+               number(space, "unreachable"));
     json_array_foreach(json_object_get(space, "maps"), i, map)
     {
         printf("  map %" PRIu64 " (%s)  %" PRIu64 " records of %s\n", number(map, "map"),

@@ -7,6 +7,7 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -24,6 +25,7 @@
  * differ, or none has two blocks in a row) go to facts. */
 static json_t *list_namespaces(const struct kvt_dir *dir, struct kvt_stat_facts *facts)
 {
+    uint8_t *cut = calloc(dir->record_count + 1, 1);
     json_t *list = json_array();
     bool first = true;
 
@@ -37,7 +39,6 @@ static json_t *list_namespaces(const struct kvt_dir *dir, struct kvt_stat_facts 
             size_t parent = kvt_dir_parent(dir, record);
             bytes += (uint64_t)record->pages * KVT_PAGE_BYTES;
             records++;
-            facts->unreachable += record->parent_len && parent == SIZE_MAX;
             if (!block_tokens && parent != SIZE_MAX)
                 block_tokens = record->first_pos - dir->records[parent].first_pos;
         }
@@ -49,6 +50,9 @@ static json_t *list_namespaces(const struct kvt_dir *dir, struct kvt_stat_facts 
         facts->block_tokens = first || facts->block_tokens == block_tokens ? block_tokens : 0;
         first = false;
     }
+    size_t unreachable = cut ? kvt_dir_cut(dir, cut) : SIZE_MAX;
+    facts->unreachable = unreachable == SIZE_MAX ? 0 : unreachable;
+    free(cut);
     return list;
 }
 
@@ -100,28 +104,6 @@ static void print_writer(const json_t *store)
     putchar('\n');
 }
 
-static void print_verdicts(const json_t *verdicts)
-{
-    static const char *const questions[][2] = {
-        {"working", "is it working?"}, {"paying", "is it paying?"}, {"safe", "is the data safe?"}};
-    json_t *verdict;
-    size_t i;
-
-    for (size_t q = 0; q < KVT_ARRAY_LEN(questions); q++) {
-        printf("%s\n", questions[q][1]);
-        json_array_foreach((json_t *)verdicts, i, verdict)
-        {
-            const char *remedy = json_string_value(json_object_get(verdict, "remedy"));
-            if (strcmp(json_string_value(json_object_get(verdict, "question")), questions[q][0]))
-                continue;
-            printf("  %-5s %s\n", json_string_value(json_object_get(verdict, "state")),
-                   json_string_value(json_object_get(verdict, "text")));
-            if (remedy)
-                printf("        -> %s\n", remedy);
-        }
-    }
-}
-
 static void print_store(const char *path, const json_t *store, int all)
 {
     char used[32], max[32], held[32];
@@ -147,7 +129,7 @@ static void print_store(const char *path, const json_t *store, int all)
             printf(", blocks of %" PRIu64 " tokens", number(ns, "block_tokens"));
         putchar('\n');
     }
-    print_verdicts(json_object_get(store, "verdicts"));
+    kvt_stat_verdicts_print(json_object_get(store, "verdicts"));
     print_counters(json_object_get(store, "counters"), all);
 }
 
@@ -187,7 +169,7 @@ static json_t *describe(const char *path, char *error, size_t error_len)
 int kvt_cmd_stat(int argc, char **argv)
 {
     int json = 0, effective = 0, all = 0;
-    const char *config_text = NULL, *path = NULL;
+    const char *config_text = NULL, *path = NULL, *named = NULL;
     char error[512];
     size_t words = 0;
     const struct kvt_cli_option options[] = {
@@ -197,6 +179,7 @@ int kvt_cmd_stat(int argc, char **argv)
          .metavar = "K=V,...",
          .help = "options to set before listing them",
          .text = &config_text},
+        {.name = "dir", .metavar = "DIR", .help = "the same as DIR", .text = &named},
         {.name = "json", .help = "one JSON object", .flag = &json},
     };
     int rc = kvt_cli_parse(
@@ -205,6 +188,14 @@ int kvt_cmd_stat(int argc, char **argv)
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
+    if (named && words) {
+        kvt_cli_error("stat", "give DIR, or --dir DIR, not both");
+        return KVT_EXIT_USAGE;
+    }
+    if (named) {
+        path = named;
+        words = 1;
+    }
     if (!words && !effective) {
         kvt_cli_error("stat", "name a store directory, or ask for --effective");
         return KVT_EXIT_USAGE;
@@ -226,6 +217,7 @@ int kvt_cmd_stat(int argc, char **argv)
     }
     if (!json && daemon) {
         kvt_stat_daemon_print(out);
+        kvt_stat_verdicts_print(json_object_get(out, "verdicts"));
         print_counters(json_object_get(out, "counters"), all);
     } else if (!json && words) {
         print_store(path, out, all);

@@ -57,7 +57,7 @@ static json_t *maps_json(const struct map_sum *sums)
 }
 
 /* The namespace whose records start at *at; *at moves behind them. */
-static json_t *space_json(const struct kvt_dir *dir, size_t *at)
+static json_t *space_json(const struct kvt_dir *dir, const uint8_t *cut, size_t *at)
 {
     const uint8_t *ns = dir->records[*at].key.ns;
     struct map_sum sums[MAPS_MAX] = {{0}};
@@ -73,7 +73,7 @@ static json_t *space_json(const struct kvt_dir *dir, size_t *at)
         records++;
         bytes += (uint64_t)r->pages * KVT_PAGE_BYTES;
         starts += !r->parent_len;
-        unreachable += r->parent_len && kvt_dir_parent(dir, r) == SIZE_MAX;
+        unreachable += cut[*at];
         oldest = KVT_MIN(oldest, r->sequence);
         newest = KVT_MAX(newest, r->sequence);
         last_pos = KVT_MAX(last_pos, r->first_pos);
@@ -81,9 +81,9 @@ static json_t *space_json(const struct kvt_dir *dir, size_t *at)
     kvt_dir_ns_text(ns, id);
     return json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "id", id, "records",
                      (json_int_t)records, "bytes", (json_int_t)bytes, "starts", (json_int_t)starts,
-                     "parent_missing", (json_int_t)unreachable, "last_position",
-                     (json_int_t)last_pos, "sequence_first", (json_int_t)oldest, "sequence_last",
-                     (json_int_t)newest, "maps", maps_json(sums));
+                     "unreachable", (json_int_t)unreachable, "last_position", (json_int_t)last_pos,
+                     "sequence_first", (json_int_t)oldest, "sequence_last", (json_int_t)newest,
+                     "maps", maps_json(sums));
 }
 
 /* "sealed", "open" or "blank": what its header and last page say. */
@@ -149,15 +149,20 @@ json_t *kvt_inspect_root(struct kvt_dir *dir)
 {
     const struct kvt_superblock *super = &dir->superblock;
     struct kvt_l2_survey survey;
+    uint8_t *cut = calloc(dir->record_count + 1, 1);
     json_t *spaces;
 
-    if (kvt_l2_survey(dir->io, &survey)) {
+    memset(&survey, 0, sizeof(survey));
+    if (!cut || kvt_l2_survey(dir->io, &survey)) {
+        free(cut);
         kvt_l2_survey_free(&survey);
         return NULL;
     }
+    (void)kvt_dir_cut(dir, cut);
     spaces = json_array();
     for (size_t at = 0; at < dir->record_count;)
-        json_array_append_new(spaces, space_json(dir, &at));
+        json_array_append_new(spaces, space_json(dir, cut, &at));
+    free(cut);
     json_t *root = json_pack(
         "{s:b, s:i, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "superblock",
         survey.superblock_copy >= 0, "disk_version", (int)super->version, "root_id",

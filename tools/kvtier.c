@@ -45,7 +45,7 @@ void kvt_usage_print(void)
            "Keeps a language model's KV cache in DRAM and on disk.\n\n");
     for (size_t i = 0; i < KVT_ARRAY_LEN(kvt_commands); i++)
         printf("  %-15s %s\n", kvt_commands[i].name, kvt_commands[i].summary);
-    printf("\n  kvtier COMMAND --help   options of a command; each has --json\n"
+    printf("\n  kvtier COMMAND --help   options of a command; each has --json, for errors, too\n"
            "  kvtier --version        version and build\n\n"
            "exit codes: 0 ok, 1 found a problem, 2 wrong usage\n");
 }
@@ -157,7 +157,7 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
-    int rc = kvt_cli_end(run(argc, argv));
+    int rc = kvt_cli_json_error(argc, argv, kvt_cli_end(run(argc, argv)));
 
     if (fflush(stdout) || ferror(stdout)) { /* a full disk behind a redirection is a failure */
         kvt_cli_error("", "cannot write to standard output: %s", strerror(errno));

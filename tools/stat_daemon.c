@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "stat_verdict.h"
 #include "stats_file.h"
 
 static uint64_t number(const json_t *object, const char *name)
@@ -71,6 +72,41 @@ static void sort_line(json_t *daemon, const char *name, json_t *value)
         json_object_set(json_object_get(daemon, "counters"), name, value);
 }
 
+/* Of one length: that. 0: they differ, or nobody knows. */
+static uint32_t block_tokens(const json_t *usage)
+{
+    uint64_t tokens = 0;
+    json_t *row;
+    size_t i;
+
+    json_array_foreach((json_t *)usage, i, row)
+    {
+        if (i && tokens != number(row, "block_tokens"))
+            return 0;
+        tokens = number(row, "block_tokens");
+    }
+    return (uint32_t)tokens;
+}
+
+static json_t *verdicts_of(const char *path, const json_t *daemon)
+{
+    const json_t *counters = json_object_get(daemon, "counters");
+    const json_t *total = json_object_get(daemon, "total");
+    struct kvt_stat_facts facts = {.path = path,
+                                   .counters = counters,
+                                   .owner_pid = (int64_t)number(counters, "writer.pid"),
+                                   .daemon = 1,
+                                   .clients = json_array_size(json_object_get(daemon, "clients")),
+                                   .records = number(counters, "index.blocks"),
+                                   .bytes =
+                                       number(total, "dram_bytes") + number(total, "disk_bytes"),
+                                   .bytes_used = number(counters, "disk.bytes_used"),
+                                   .bytes_max = number(counters, "disk.bytes_max"),
+                                   .block_tokens = block_tokens(json_object_get(daemon, "usage"))};
+
+    return kvt_stat_verdicts(&facts);
+}
+
 json_t *kvt_stat_daemon(const char *path, char *error, size_t error_len)
 {
     json_t *lines = kvt_stats_read(path, NULL), *value;
@@ -84,6 +120,7 @@ json_t *kvt_stat_daemon(const char *path, char *error, size_t error_len)
                                "usage", "total", "models", "counters");
     json_object_foreach(lines, name, value) sort_line(daemon, name, value);
     json_decref(lines);
+    json_object_set_new(daemon, "verdicts", verdicts_of(path, daemon));
     return daemon;
 }
 

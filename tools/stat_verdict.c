@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -82,9 +83,22 @@ static const struct rule {
      "raise dram or the disk cap before the namespaces open"},
     {"disk.dropped_queue", "paying", "warn", "blocks were not written: the write queue was full",
      "raise write_queue, add a drive, or set write=evict"},
-    {"store.dropped_chain", "paying", "note",
-     "blocks were not stored: the block before them is absent",
-     "store a chain from its first block on, or name its parent"},
+    {"quota.refused", "paying", "warn",
+     "blocks were not stored: their namespace is full (ns_quota, or its own), and what it holds is "
+     "in use",
+     "raise ns_quota, or the namespace's quota in ns_limit"},
+    {"quota.evicted", "paying", "note",
+     "blocks made room for newer ones of their namespace: it is full (ns_quota, or its own)",
+     "raise ns_quota, or the namespace's quota in ns_limit, if they are missed"},
+    {"admission.too_long", "paying", "note",
+     "times a block was kept off the disk: no root can hold a record as long",
+     "the log says which cap, or staging, would do"},
+    {"index.namespaces_refused", "working", "warn",
+     "times a namespace was refused: 4,096 are open or hold blocks",
+     "close those that are not used; 'kvtier purge --namespace' empties one"},
+    {"index.namespaces_without_root", "working", "note",
+     "times a namespace went without a disk root: its records are too long for it",
+     "the log says which cap, or staging, would do"},
     {"store.map_full", "paying", "note", "blocks were stored raw: no id left for a mixed level map",
      "a finer level needs fewer exceptions"},
     {"dram.evicted_lost", "paying", "note", "blocks left DRAM and were not on disk: lost",
@@ -163,13 +177,37 @@ static void apply_rules(json_t *list, const json_t *counters, const char *questi
     }
 }
 
+/* What makes a chain end early has been said; what is left of it is not stored, and that is no
+ * defect of whoever stores. */
+static void judge_chains(json_t *list, const json_t *c)
+{
+    uint64_t dropped = kvt_stats_value(c, "store.dropped_chain");
+    bool known = kvt_stats_value(c, "quota.refused") || kvt_stats_value(c, "store.dropped_dram") ||
+                 kvt_stats_value(c, "store.dropped_index");
+
+    if (dropped && known)
+        say(list, "paying", "note", NULL,
+            "%" PRIu64 " more blocks were not stored: the block before them had not been, as above",
+            dropped);
+    else if (dropped)
+        say(list, "paying", "note", "store a chain from its first block on, or name its parent",
+            "%" PRIu64 " blocks were not stored: the block before them is absent", dropped);
+}
+
 static void judge_working(json_t *list, const struct kvt_stat_facts *facts)
 {
     char used[32], max[32], held[32];
     const char *state = json_string_value(json_object_get(facts->counters, "cache.state"));
     uint64_t nodes = kvt_stats_value(facts->counters, "remote.nodes");
 
-    if (facts->owner_pid)
+    if (facts->daemon && facts->clients)
+        say(list, "working", "ok", NULL,
+            "kvtierd, process %" PRId64 ", serves %" PRIu64 " programs", facts->owner_pid,
+            facts->clients);
+    else if (facts->daemon)
+        say(list, "working", "note", "start an engine with store=unix:... of this socket",
+            "kvtierd, process %" PRId64 ", serves nobody at present", facts->owner_pid);
+    else if (facts->owner_pid)
         say(list, "working", "ok", NULL, "process %" PRId64 " owns it%s%s", facts->owner_pid,
             state ? "; the cache is " : "", state ? state : "");
     else
@@ -179,7 +217,8 @@ static void judge_working(json_t *list, const struct kvt_stat_facts *facts)
     say(list, "working", "ok", NULL, "%" PRIu64 " blocks, %s; files %s of %s", facts->records,
         kvt_human_bytes(facts->bytes, held), kvt_human_bytes(facts->bytes_used, used),
         facts->bytes_max ? kvt_human_bytes(facts->bytes_max, max) : "an unknown cap");
-    if (facts->counters && !kvt_stats_value(facts->counters, "disk.direct"))
+    if (facts->counters && !kvt_stats_value(facts->counters, "disk.direct") &&
+        (!facts->daemon || kvt_stats_value(facts->counters, "disk.roots")))
         say(list, "working", "note", "'kvtier doctor --dir' says why",
             "the disk is read and written through the page cache");
     if (nodes && !kvt_stats_value(facts->counters, "remote.nodes_down"))
@@ -197,51 +236,83 @@ static const char *tokens(const struct kvt_stat_facts *facts, uint64_t blocks, c
     return text;
 }
 
-static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
+/* Loads are what pays. A prompt is looked up several times, and what the engine has itself is
+ * looked up too: hits alone have saved nothing. */
+static void judge_loads(json_t *list, const struct kvt_stat_facts *facts)
 {
     const json_t *c = facts->counters;
     uint64_t keys = kvt_stats_value(c, "lookup.keys");
-    uint64_t dram = kvt_stats_value(c, "lookup.hits_dram");
-    uint64_t disk = kvt_stats_value(c, "lookup.hits_disk");
-    uint64_t shared = kvt_stats_value(c, "lookup.hits_remote");
-    uint64_t from_shared = kvt_stats_value(c, "load.granted_remote");
-    uint64_t loaded = kvt_stats_value(c, "load.granted_dram") +
-                      kvt_stats_value(c, "load.granted_disk") + from_shared;
+    uint64_t hits = kvt_stats_value(c, "lookup.hits_dram") +
+                    kvt_stats_value(c, "lookup.hits_disk") +
+                    kvt_stats_value(c, "lookup.hits_remote");
+    uint64_t dram = kvt_stats_value(c, "load.granted_dram");
+    uint64_t disk = kvt_stats_value(c, "load.granted_disk");
+    uint64_t shared = kvt_stats_value(c, "load.granted_remote");
+    uint64_t loaded = dram + disk + shared;
+    uint64_t stored = kvt_stats_value(c, "store.committed") - kvt_stats_value(c, "store.replaced");
+    char a[64], there[64] = "";
+
+    if (shared)
+        snprintf(there, sizeof(there), ", %" PRIu64 " from the shared tier", shared);
+    if (loaded)
+        say(list, "paying", "ok", NULL,
+            "%" PRIu64 " blocks%s were loaded instead of computed, and %" PRIu64
+            " computed and stored: %.1f %% loaded; %" PRIu64 " from DRAM, %" PRIu64 " from disk%s",
+            loaded, tokens(facts, loaded, a, sizeof(a)), stored,
+            kvt_stats_percent(loaded, loaded + stored), dram, disk, there);
+    else if (!keys)
+        say(list, "paying", "note", "is the engine calling kvt_lookup()?",
+            "no key has been looked up yet");
+    else if (hits)
+        say(list, "paying", "note",
+            "what the engine has in its own cache it need not load; else look at its log, and at "
+            "what the plan chose (plan.*)",
+            "nothing has been loaded yet: %" PRIu64 " of %" PRIu64 " keys looked up were there",
+            hits, keys);
+    else
+        say(list, "paying", "note",
+            "the same prompts must come again, with the same model, settings and salt",
+            "nothing has been loaded yet: none of %" PRIu64 " keys looked up was there", keys);
+    if (loaded)
+        say(list, "paying", "ok", NULL,
+            "%" PRIu64 " of %" PRIu64 " keys looked up were there (each counts as often as it is "
+            "looked up)",
+            hits, keys);
+}
+
+/* Levels of which a block takes a third of the engine's bytes at most. */
+static bool is_packed(const char *level)
+{
+    return level && (!strcmp(level, "kv4") || !strcmp(level, "kv5") || !strcmp(level, "int4"));
+}
+
+static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
+{
+    const json_t *c = facts->counters;
     uint64_t stored = kvt_stats_value(c, "client.store_bytes");
     uint64_t engine = kvt_stats_value(c, "client.store_logical_bytes");
     uint64_t blocks = kvt_stats_value(c, "client.store_blocks");
-    char a[64], b[32], d[32], there[64] = "", from_there[64] = "";
+    uint64_t escalated = kvt_stats_value(c, "store.escalated");
+    const char *level = json_string_value(json_object_get(c, "codec.level"));
+    char a[64], b[32], d[32];
 
-    if (shared)
-        snprintf(there, sizeof(there), ", %.1f %% in the shared tier",
-                 kvt_stats_percent(shared, keys));
-    if (from_shared)
-        snprintf(from_there, sizeof(from_there), ", %" PRIu64 " from the shared tier", from_shared);
     if (!c) {
         say(list, "paying", "note", "numbers come two seconds after the first request",
             "nothing can be said: no process has left numbers here");
         return;
     }
-    if (!keys)
-        say(list, "paying", "note", "is the engine calling kvt_lookup()?",
-            "no key has been looked up yet");
-    else
-        say(list, "paying", dram + disk + shared ? "ok" : "note",
-            dram + disk + shared
-                ? NULL
-                : "the same prompts must come again, with the same model, settings and salt",
-            "%.1f %% of %" PRIu64 " keys were hits: %.1f %% in DRAM, %.1f %% on disk%s",
-            kvt_stats_percent(dram + disk + shared, keys), keys, kvt_stats_percent(dram, keys),
-            kvt_stats_percent(disk, keys), there);
-    if (loaded)
-        say(list, "paying", "ok", NULL,
-            "%" PRIu64 " blocks%s were loaded instead of computed, %" PRIu64 " of them from disk%s",
-            loaded, tokens(facts, loaded, a, sizeof(a)), kvt_stats_value(c, "load.granted_disk"),
-            from_there);
+    judge_loads(list, facts);
     if (engine && stored)
         say(list, "paying", "ok", NULL, "%s of the engine's cache were stored as %s: %.2f of it",
             kvt_human_bytes(engine, b), kvt_human_bytes(stored, d),
             (double)stored / (double)engine);
+    if (engine && stored > engine / 2 && escalated <= blocks / 2 && is_packed(level))
+        say(list, "paying", "note",
+            "a shorter window (window_tokens; --window-tokens of kvtier.llama_server) leaves more "
+            "of a prompt at the level",
+            "most was stored above the level (%s): the first block of a prompt is raw, and its "
+            "window, the most recent tokens, at kv8",
+            level);
     uint64_t prompts = kvt_stats_value(c, "shadow.prompts");
     if (prompts)
         say(list, "paying", "note", "set shadow=no to load",
@@ -259,7 +330,6 @@ static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
             (double)kvt_stats_value(c, "shadow.saved_ttft_us") * 1e-6,
             (double)kvt_stats_value(c, "shadow.prefill_us") * 1e-6,
             (double)kvt_stats_value(c, "shadow.saved_gpu_us") * 1e-6);
-    uint64_t escalated = kvt_stats_value(c, "store.escalated");
     if (blocks && escalated > blocks / 2)
         say(list, "paying", "warn",
             "set a finer level (kv5, kv6 or kv8), which saves the attempt at the low one; 'kvtier "
@@ -268,6 +338,7 @@ static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
             "for",
             escalated, blocks);
     apply_rules(list, c, "paying");
+    judge_chains(list, c);
 }
 
 static void judge_safe(json_t *list, const struct kvt_stat_facts *facts)
@@ -284,8 +355,8 @@ static void judge_safe(json_t *list, const struct kvt_stat_facts *facts)
     if (facts->counters && before == json_array_size(list))
         say(list, "safe", "ok", NULL, "no record failed to verify, no read and no write failed");
     if (facts->unreachable)
-        say(list, "safe", "note", NULL,
-            "%" PRIu64 " records have lost a block before them: no lookup reaches them",
+        say(list, "safe", "note", "none is needed: their segments are recycled in turn",
+            "%" PRIu64 " records cannot be reached: a block before them is gone",
             facts->unreachable);
     uint64_t unsaved = kvt_stats_value(facts->counters, "disk.unsaved_blocks");
     if (unsaved && facts->owner_pid)
@@ -294,6 +365,28 @@ static void judge_safe(json_t *list, const struct kvt_stat_facts *facts)
     if (queued && facts->owner_pid)
         say(list, "safe", "note", "kvt_flush() waits for them; a crash now would lose them",
             "%" PRIu64 " blocks wait to be written", queued);
+}
+
+void kvt_stat_verdicts_print(const json_t *verdicts)
+{
+    static const char *const questions[][2] = {
+        {"working", "is it working?"}, {"paying", "is it paying?"}, {"safe", "is the data safe?"}};
+    json_t *verdict;
+    size_t i;
+
+    for (size_t q = 0; q < KVT_ARRAY_LEN(questions); q++) {
+        printf("%s\n", questions[q][1]);
+        json_array_foreach((json_t *)verdicts, i, verdict)
+        {
+            const char *remedy = json_string_value(json_object_get(verdict, "remedy"));
+            if (strcmp(json_string_value(json_object_get(verdict, "question")), questions[q][0]))
+                continue;
+            printf("  %-5s %s\n", json_string_value(json_object_get(verdict, "state")),
+                   json_string_value(json_object_get(verdict, "text")));
+            if (remedy)
+                printf("        -> %s\n", remedy);
+        }
+    }
 }
 
 json_t *kvt_stat_verdicts(const struct kvt_stat_facts *facts)

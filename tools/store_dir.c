@@ -16,7 +16,16 @@
 #include "base/rng.h"
 #include "cli.h"
 #include "kvtier/error.h"
+#include "stats_file.h"
 #include "store/l2_survey.h"
+
+void kvt_dir_not_daemon(const char *path, char *error, size_t error_len)
+{
+    snprintf(error, error_len,
+             "%.400s: this command takes the directory of a store, not the socket of a kvtierd; "
+             "'kvtier stat' and 'kvtier top' ask a running one",
+             path);
+}
 
 int64_t kvt_dir_owner(const char *dir)
 {
@@ -166,6 +175,10 @@ int kvt_dir_open(const char *path, int writable, struct kvt_dir *dir, char *erro
     int64_t pid = 0;
 
     memset(dir, 0, sizeof(*dir));
+    if (kvt_stats_is_daemon(path)) {
+        kvt_dir_not_daemon(path, error, error_len);
+        return KVT_E_INVAL;
+    }
     int rc = open_root(path, 0, dir, NULL); /* first look: opening to write may create */
     if (!rc && writable) {
         dir->io->ops->destroy(dir->io);
@@ -254,6 +267,40 @@ int kvt_dir_drop_segments(struct kvt_dir *dir)
         rc = dir->io->ops->unlink(dir->io, first.name);
     }
     return rc < 0 ? rc : dir->io->ops->sync_dir(dir->io);
+}
+
+enum { UNKNOWN = 0, ON_PATH, REACHED, CUT };
+
+size_t kvt_dir_cut(const struct kvt_dir *dir, uint8_t *cut)
+{
+    size_t *path = calloc(dir->record_count + 1, sizeof(*path)), count = 0;
+
+    if (!path)
+        return SIZE_MAX;
+    memset(cut, UNKNOWN, dir->record_count);
+    for (size_t i = 0; i < dir->record_count; i++) {
+        size_t at = i, steps = 0;
+        uint8_t end = UNKNOWN;
+
+        while (at != SIZE_MAX && cut[at] == UNKNOWN && end == UNKNOWN) {
+            const struct kvt_dir_record *record = &dir->records[at];
+
+            cut[at] = ON_PATH;
+            path[steps++] = at;
+            end = record->parent_len ? UNKNOWN : REACHED;
+            at = kvt_dir_parent(dir, record);
+        }
+        if (end == UNKNOWN) /* no parent; one that is known; or a ring, which no look-up enters */
+            end = at != SIZE_MAX && cut[at] == REACHED ? REACHED : CUT;
+        while (steps)
+            cut[path[--steps]] = end;
+    }
+    free(path);
+    for (size_t i = 0; i < dir->record_count; i++) {
+        cut[i] = cut[i] == CUT;
+        count += cut[i];
+    }
+    return count;
 }
 
 int kvt_dir_knows_ns(const struct kvt_dir *dir, const uint8_t ns[KVT_NS_BYTES], const char *command,

@@ -41,6 +41,8 @@ int64_t kvt_dir_owner(const char *dir);
  * 0; a negative code, and error holds one sentence that names the directory. Blocks. */
 int kvt_dir_open(const char *path, int writable, struct kvt_dir *dir, char *error,
                  size_t error_len);
+/* What is said of "unix:SOCKET" where a directory is wanted. */
+void kvt_dir_not_daemon(const char *path, char *error, size_t error_len);
 void kvt_dir_close(struct kvt_dir *dir);
 /* A directory opened writable whose records have all been purged: its segments go too, so that the
  * next open divides its cap anew. Only kvt_dir_close() may follow. 0, -errno: some are left, empty.
@@ -51,6 +53,9 @@ int kvt_dir_drop_segments(struct kvt_dir *dir);
  * into dir->records, or SIZE_MAX: there is none. */
 size_t kvt_dir_find(const struct kvt_dir *dir, const struct kvt_full_key *key);
 size_t kvt_dir_parent(const struct kvt_dir *dir, const struct kvt_dir_record *record);
+/* Records that no look-up reaches, as a block before them, however far, is gone: cut[i] is 1 for
+ * each (record_count of them). Returns how many; SIZE_MAX without memory. */
+size_t kvt_dir_cut(const struct kvt_dir *dir, uint8_t *cut);
 
 /* Whether any listed record is of ns; if not, the command says so. 1: yes. A typing error must not
  * look like success. outcome: behind the sentence, "" or ", and what came of it". */

@@ -248,6 +248,9 @@ static void test_c30_caps_are_totals_and_shown_per_rank(void **state)
     assert_int_equal(run.code, 0);
     assert_non_null(strstr(run.out, "rank 3"));
     assert_non_null(strstr(run.out, "in records of 24.0 MiB"));
+    assert_non_null(strstr(run.out, "is it working?\n  ok    kvtierd, process "));
+    assert_non_null(strstr(run.out, "is it paying?\n  note  no key has been looked up yet"));
+    assert_non_null(strstr(run.out, "is the data safe?\n  ok    no record failed to verify"));
     tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "top", socket, "--once", NULL}, NULL,
              NULL);
     assert_int_equal(run.code, 0);

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -147,6 +148,66 @@ static void check_command(const char *first, const char *second)
         fail_msg("%s --jsno: %d\n%s%s", first, run.code, run.out, run.err);
 }
 
+/* What a script reads: standard output is one object with the sentence in it. */
+static void check_json_error(const char *what)
+{
+    json_t *out = json_loads(run.out, 0, NULL);
+    const json_t *error = json_object_get(out, "error");
+    const char *text = json_string_value(json_object_get(error, "text"));
+
+    if (run.code == 0 || !text || !text[0] || !strstr(run.err, text) ||
+        json_integer_value(json_object_get(error, "exit_code")) != run.code)
+        fail_msg("%s: %d\n%s%s", what, run.code, run.out, run.err);
+    json_decref(out);
+}
+
+static void check_wrong_option(const char *first, const char *second)
+{
+    const char *const two[] = {"kvtier", first, second, "--json", "--no-such-option", NULL};
+    const char *const one[] = {"kvtier", first, "--json", "--no-such-option", NULL};
+
+    run_with(first, second, "--help");
+    if (is_left_out(first, second))
+        return;
+    tool_run(&run, KVT_TOOL, second ? two : one, NULL, NULL);
+    assert_int_equal(run.code, 2);
+    check_json_error(first);
+}
+
+static void test_errors_are_json_too(void **state)
+{
+    static const char *const lines[] = {"stat /no/such/store",
+                                        "stat unix:/no/such/socket",
+                                        "top /no/such/store --once",
+                                        "fsck /no/such/store",
+                                        "fsck unix:/no/such/socket",
+                                        "verify /no/such/store",
+                                        "verify unix:/no/such/socket",
+                                        "inspect /no/such/store",
+                                        "inspect unix:/no/such/socket",
+                                        "purge /no/such/store --all --yes",
+                                        "plan --config /no/such/config.json",
+                                        "replay /no/such/trace",
+                                        "doctor --config drma=1GiB",
+                                        "docter"};
+
+    (void)state;
+    assert_true(each_command(check_wrong_option) >= 6);
+    for (size_t i = 0; i < KVT_ARRAY_LEN(lines); i++) {
+        tool_run(&run, "/bin/sh",
+                 (const char *const[]){"sh", "-c", "\"$0\" $1 --json", KVT_TOOL, lines[i], NULL},
+                 NULL, NULL);
+        check_json_error(lines[i]);
+    }
+    TOOL("verify", "unix:/no/such/socket");
+    assert_non_null(strstr(run.err, "takes the directory of a store"));
+    TOOL("stat", "unix:/no/such/socket");
+    assert_non_null(strstr(run.err, "start one"));
+    assert_null(strstr(run.err, "store=process"));
+    TOOL("stat", "/no/such/store"); /* without it nothing but the sentence */
+    assert_string_equal(run.out, "");
+}
+
 static void test_every_command(void **state)
 {
     (void)state;
@@ -198,6 +259,7 @@ int main(void)
         cmocka_unit_test(test_version),
         cmocka_unit_test(test_unknown_command),
         cmocka_unit_test(test_family),
+        cmocka_unit_test(test_errors_are_json_too),
         cmocka_unit_test(test_empty_path),
         cmocka_unit_test(test_every_command),
         cmocka_unit_test(test_full_disk),
