@@ -97,9 +97,9 @@ int main(int argc, char **argv)
                 said[j] = !t && j < SYSTEM ? j : 1000 * i + 100 * (uint32_t)t + j;
             rc = turn(mgr, talks[i], said, n, &plan);
             if (!rc)
-                printf("turn %d of %u: %3u tokens: %3u in place, %3u from DRAM, %3u from disk, "
+                printf("talk %u, turn %d: %3u tokens: %3u in place, %3u from DRAM, %3u from disk, "
                        "%3u computed\n",
-                       t, i, plan.tokens, plan.in_l0, plan.from_dram, plan.from_disk,
+                       i + 1, t + 1, plan.tokens, plan.in_l0, plan.from_dram, plan.from_disk,
                        plan.recompute);
         }
     }
