@@ -37,9 +37,6 @@
 #include "kvtierd_reload.h"
 
 enum { EXIT_GOOD = 0, EXIT_PROBLEM = 1, EXIT_USAGE = 2 };
-/* Descriptors of a client: its socket, its end, its rings and the two bells; and our own: log,
- * sockets, bells, spares, scrapers, the shared tier. */
-enum { FDS_A_CLIENT = 5, FDS_OWN = 28 };
 
 static struct kvt_log_out out; /* standard error */
 static const struct kvt_log to_stderr = {kvt_log_out_line, &out, KVT_LOG_DEBUG};
@@ -194,26 +191,6 @@ static void warn_mode(const struct kvt_conf *conf, bool passed)
                 key, (unsigned)mode);
 }
 
-/* Whether as many programs as there can be have descriptors, beside those that the roots may take.
- */
-static void descriptors_tell(const struct kvt_host *host)
-{
-    const uint64_t places = KVT_OWNER_CLIENTS_MAX - 1;
-    const uint64_t taken = FDS_OWN + host->settings->fds_max;
-    const uint64_t needed = taken + places * FDS_A_CLIENT;
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed)
-        return;
-    kvt_log(&to_stderr, KVT_LOG_WARN,
-            "descriptors: %llu of %llu programs can be connected at the limit of %llu, %llu of "
-            "which are for us and the disk roots (fds_max): raise it to %llu (LimitNOFILE= of the "
-            "unit, ulimit -Hn)",
-            limit.rlim_cur > taken ? (unsigned long long)(limit.rlim_cur - taken) / FDS_A_CLIENT
-                                   : 0,
-            (unsigned long long)places, (unsigned long long)limit.rlim_cur,
-            (unsigned long long)taken, (unsigned long long)needed);
-}
-
 /* Serve until a signal ends it. */
 static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, struct kvt_host *host,
                  int listen_fd)
@@ -230,6 +207,7 @@ static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, stru
                                        .answer_ctx = &report};
     struct kvt_server *server = NULL;
     char error[512] = "", size[32];
+    uint64_t programs;
     pthread_t thread;
     int rc = kvt_server_new(&params, &server, error, sizeof(error));
     if (rc == 0)
@@ -258,13 +236,14 @@ static int serve(const struct kvt_daemon_args *args, struct kvt_conf *conf, stru
             listen_fd >= 0 ? " (passed to us)" : "");
     if (conf->metrics[0] != '\0' && kvt_metrics_start(&metrics, conf->metrics, conf->socket,
                                                       &to_stderr, error, sizeof(error)) != 0)
-        complain("%s (going on without it)", error);
+        kvt_log(&to_stderr, KVT_LOG_WARN, "%s (going on without it)", error);
     if (args->argc == 1)
         kvt_log(&to_stderr, KVT_LOG_INFO,
                 "started without options ('kvtierd --help' lists them); programs use it by "
                 "KVTIER_CONFIG=unix:%s",
                 conf->socket);
-    descriptors_tell(host);
+    if (!kvt_daemon_descriptors(host->settings, &programs, error, sizeof(error)))
+        kvt_log(&to_stderr, KVT_LOG_WARN, "%s", error);
     kvt_notify("READY=1\nSTATUS=serving");
     kvt_server_run(server);
     kvt_metrics_stop(&metrics);
@@ -353,7 +332,7 @@ static void check_tell(bool problem, const char *sentence)
 
 static int check(const struct kvt_conf *conf)
 {
-    const unsigned problems = kvt_daemon_check(conf, check_tell);
+    const unsigned problems = kvt_daemon_check(conf, &to_stderr, check_tell);
     warn_mode(conf, false);
     if (problems == 0)
         printf("the configuration is good\n");

@@ -1,8 +1,9 @@
-/* kvtierd --check: looks at memory, the socket's place, the roots and the address for scrapers, by
- * the steps of the start, as far as they change nothing, and with its sentences.
+/* kvtierd --check: looks at memory, the socket's place, the roots, the files of the shared tier,
+ * descriptors and the address for scrapers, by the steps of the start, as far as they change
+ * nothing, and with its sentences.
  *
  * A kvtierd that runs with the same configuration is no problem: what it holds is told as a note.
- * The tier that machines share is not asked ('kvtier doctor --config remote=...' does that).
+ * A server that machines share is not asked ('kvtier doctor --config remote=...' does that).
  * Threads: one.
  */
 #include "kvtierd_check.h"
@@ -11,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "client/host.h"
@@ -20,8 +22,13 @@
 #include "kvtier/error.h"
 #include "root_check.h"
 
+/* Descriptors of a client: its socket, its end, its rings and the two bells; and our own: log,
+ * sockets, bells, spares, scrapers, the shared tier. */
+enum { FDS_A_CLIENT = 5, FDS_OWN = 28 };
+
 struct check {
     kvt_daemon_tell_fn tell;
+    const struct kvt_log *log;
     unsigned problems;
     bool runs; /* somebody listens at the socket */
 };
@@ -93,12 +100,58 @@ static void check_metrics(struct check *check, const struct kvt_conf *conf)
         problem(check, error);
 }
 
-unsigned kvt_daemon_check(const struct kvt_conf *conf, kvt_daemon_tell_fn tell)
+static void check_remote(struct check *check, const struct kvt_conf *conf)
 {
-    struct check check = {.tell = tell};
+    const struct kvt_host host = {
+        .settings = &conf->options->settings, .shared = true, .log = *check->log};
+    char error[512] = "";
+    int rc = kvt_host_remote_look(&host, error, sizeof(error));
+    if (rc != 0)
+        problem(check, error[0] ? error : kvt_strerror(rc));
+}
+
+bool kvt_daemon_descriptors(const struct kvt_settings *settings, uint64_t *programs, char *text,
+                            size_t len)
+{
+    const uint64_t places = KVT_OWNER_CLIENTS_MAX - 1;
+    const uint64_t taken = FDS_OWN + settings->fds_max;
+    const uint64_t needed = taken + places * FDS_A_CLIENT;
+    struct rlimit limit;
+    *programs = places;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed)
+        return true;
+    *programs = limit.rlim_cur > taken ? (limit.rlim_cur - taken) / FDS_A_CLIENT : 0;
+    (void)snprintf(text, len,
+                   "descriptors: %llu of %llu programs can be connected at the limit of %llu, %llu "
+                   "of which are for us and the disk roots (fds_max): raise it to %llu "
+                   "(LimitNOFILE= of the unit, ulimit -Hn)",
+                   (unsigned long long)*programs, (unsigned long long)places,
+                   (unsigned long long)limit.rlim_cur, (unsigned long long)taken,
+                   (unsigned long long)needed);
+    return false;
+}
+
+static void check_descriptors(struct check *check, const struct kvt_conf *conf)
+{
+    char text[400];
+    uint64_t programs;
+    if (kvt_daemon_descriptors(&conf->options->settings, &programs, text, sizeof(text)))
+        return;
+    if (programs == 0)
+        problem(check, text);
+    else
+        check->tell(false, text);
+}
+
+unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log,
+                          kvt_daemon_tell_fn tell)
+{
+    struct check check = {.tell = tell, .log = log};
     check_memory(&check, conf);
     check_socket(&check, conf);
     check_roots(&check, conf);
+    check_remote(&check, conf);
+    check_descriptors(&check, conf);
     check_metrics(&check, conf);
     return check.problems;
 }

@@ -7,6 +7,12 @@
 /* tell: a sentence; problem: the start would be refused, or go on without that; else it is only
  * worth knowing. Returns how many problems there are. Nothing is made, changed or kept. */
 typedef void (*kvt_daemon_tell_fn)(bool problem, const char *sentence);
-unsigned kvt_daemon_check(const struct kvt_conf *conf, kvt_daemon_tell_fn tell);
+unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log,
+                          kvt_daemon_tell_fn tell);
+
+/* Whether as many programs as there can be have descriptors, beside those that the roots may take:
+ * false: a sentence. *programs: how many have. Also for the start. */
+bool kvt_daemon_descriptors(const struct kvt_settings *settings, uint64_t *programs, char *text,
+                            size_t len);
 
 #endif

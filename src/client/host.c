@@ -121,10 +121,12 @@ static const char *file_or_null(const char *path)
     return path[0] ? path : NULL;
 }
 
-static int remote_open(struct kvt_host *host, char *error, size_t error_len)
+static int remote_open(const struct kvt_host *host, bool look, struct kvt_remote **out, char *error,
+                       size_t error_len)
 {
     const struct kvt_settings *settings = host->settings;
     const struct kvt_remote_params params = {
+        .look = look,
         .where = settings->remote,
         .auth_file = file_or_null(settings->remote_auth),
         .mac_file = file_or_null(settings->remote_mac),
@@ -136,14 +138,20 @@ static int remote_open(struct kvt_host *host, char *error, size_t error_len)
     kvt_remote_unused_tell(settings, host->shared, &host->log);
     if (!settings->remote[0])
         return 0;
-    return kvt_remote_tier_open(&params, &host->remote, error, error_len);
+    return kvt_remote_tier_open(&params, out, error, error_len);
+}
+
+int kvt_host_remote_look(const struct kvt_host *host, char *error, size_t error_len)
+{
+    struct kvt_remote *none = NULL;
+    return remote_open(host, true, &none, error, error_len);
 }
 
 int kvt_host_open(struct kvt_host *host, char *error, size_t error_len)
 {
     int rc = kvt_roots_open(host, error, error_len);
     if (rc == 0)
-        rc = remote_open(host, error, error_len);
+        rc = remote_open(host, false, &host->remote, error, error_len);
     if (rc == 0)
         rc = kvt_owner_new(&host->owner);
     if (rc == 0)

@@ -98,6 +98,10 @@ __attribute__((warn_unused_result)) int kvt_host_init(struct kvt_host *host, cha
  * it is required. kvt_host_close() is due in any case. */
 __attribute__((warn_unused_result)) int kvt_host_open(struct kvt_host *host, char *error,
                                                       size_t error_len);
+/* Whether the shared tier that the settings name could be opened here, with the warnings of its
+ * options: files and directories are looked at, nobody is connected to. 0, or as _open(). */
+__attribute__((warn_unused_result)) int kvt_host_remote_look(const struct kvt_host *host,
+                                                             char *error, size_t error_len);
 /* What is open: stop the thread, write what is queued, close the roots. No client is attached any
  * more. The arena stays mapped until kvt_host_free(): who has pinned it lets go of it in between.
  */

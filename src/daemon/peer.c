@@ -445,6 +445,21 @@ void kvt_peer_broke(struct kvt_server *server, struct kvt_peer *peer)
     expel(server, peer);
 }
 
+void kvt_peer_check(struct kvt_server *server, struct kvt_peer *peer)
+{
+    if (uid_allowed(server, peer->uid))
+        return;
+    if (peer->state == KVT_PEER_GREETING)
+        peer->denied = true;
+    if (peer->state != KVT_PEER_ENGINE)
+        return;
+    server->stats.refused_peer++;
+    kvt_log(&server->params.log, KVT_LOG_WARN,
+            "client %u: user %u is not allowed any more: %s (process %d) is disconnected",
+            peer->number, (unsigned)peer->uid, peer->name, (int)peer->pid);
+    expel(server, peer);
+}
+
 void kvt_peer_end(struct kvt_server *server, struct kvt_peer *peer)
 {
     if (peer->state == KVT_PEER_ENGINE)

@@ -94,6 +94,13 @@ void kvt_server_free(struct kvt_server *server)
     free(server);
 }
 
+static void wake(struct kvt_server *server)
+{
+    uint64_t one = 1;
+    ssize_t n = write(server->wake_fd, &one, sizeof(one));
+    (void)n; /* full: it is awake already */
+}
+
 void kvt_server_allow(struct kvt_server *server, const uid_t *uids, size_t count)
 {
     pthread_mutex_lock(&server->lock);
@@ -101,14 +108,14 @@ void kvt_server_allow(struct kvt_server *server, const uid_t *uids, size_t count
     if (server->uid_count > 0)
         memcpy(server->uids, uids, server->uid_count * sizeof(*uids));
     pthread_mutex_unlock(&server->lock);
+    atomic_store_explicit(&server->allowed_others, 1, memory_order_relaxed); /* the lock orders */
+    wake(server);
 }
 
 void kvt_server_stop(struct kvt_server *server)
 {
-    uint64_t one = 1;
     atomic_store_explicit(&server->stopping, 1, memory_order_relaxed); /* the write orders it */
-    ssize_t n = write(server->wake_fd, &one, sizeof(one));
-    (void)n; /* full: it is awake already */
+    wake(server);
 }
 
 size_t kvt_server_clients(const struct kvt_server *server, struct kvt_server_client *out,
@@ -287,6 +294,17 @@ static void later_turn(struct kvt_server *server)
     free(text);
 }
 
+static void wake_turn(struct kvt_server *server)
+{
+    uint64_t rung;
+    if (read(server->wake_fd, &rung, sizeof(rung)) < 0 ||
+        !atomic_exchange_explicit(&server->allowed_others, 0, memory_order_relaxed))
+        return;
+    for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
+        if (server->peers[i].state != KVT_PEER_FREE)
+            kvt_peer_check(server, &server->peers[i]);
+}
+
 static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
 {
     struct turn turn;
@@ -295,6 +313,8 @@ static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
         ms = limit_ms;
     if (poll(turn.fds, turn.count, ms) < 0)
         return; /* EINTR: look at everything again */
+    if (turn.fds[AT_WAKE].revents != 0)
+        wake_turn(server);
     if (turn.fds[AT_BROKEN].revents != 0)
         broken_turn(server);
     peers_turn(server, &turn);
@@ -309,9 +329,6 @@ static void drain(struct kvt_server *server)
 {
     const int64_t end = now_of(server) + DRAIN_NS;
     int64_t left = DRAIN_NS;
-    uint64_t rung;
-    if (read(server->wake_fd, &rung, sizeof(rung)) < 0)
-        rung = 0;
     for (uint32_t i = 0; i < KVT_PEERS_MAX; i++)
         if (server->peers[i].state == KVT_PEER_ENGINE)
             kvt_owner_expel(server->params.host->owner, server->peers[i].number);

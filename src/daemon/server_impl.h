@@ -84,7 +84,8 @@ struct kvt_server {
     int wake_fd;   /* stop */
     int broken_fd; /* a client broke the protocol */
     _Atomic int stopping;
-    pthread_mutex_t lock; /* uids */
+    _Atomic int allowed_others; /* who is connected is to be looked at again */
+    pthread_mutex_t lock;       /* uids */
     uid_t uids[KVT_SERVER_UIDS_MAX];
     size_t uid_count;
     struct kvt_server_stats stats;
@@ -112,6 +113,8 @@ void kvt_peer_died(struct kvt_server *server, struct kvt_peer *peer);
 void kvt_peer_late(struct kvt_server *server, struct kvt_peer *peer);
 /* The owner has found that it breaks the protocol. */
 void kvt_peer_broke(struct kvt_server *server, struct kvt_peer *peer);
+/* Who may connect has changed: one who may not any more is disconnected. */
+void kvt_peer_check(struct kvt_server *server, struct kvt_peer *peer);
 /* Everything is taken back; the place is free. */
 void kvt_peer_end(struct kvt_server *server, struct kvt_peer *peer);
 

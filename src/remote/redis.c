@@ -522,9 +522,9 @@ int kvt_redis_open(const struct kvt_remote_params *params, const struct kvt_remo
         rc = redis_tls_init(redis, error, error_len);
     if (!rc)
         rc = redis_clean_init(redis, params->ns_cap_bytes, params->clean_period_ns);
-    if (!rc)
+    if (!rc && !params->look)
         rc = start(redis);
-    if (rc) {
+    if (rc || params->look) {
         redis_destroy(&redis->remote);
         return rc;
     }

@@ -130,6 +130,8 @@ struct kvt_remote_params {
     uint64_t ns_cap_bytes;   /* of each namespace in it; 0: any */
     int64_t clean_period_ns; /* a test's hook; 0: as ever */
     int64_t ttl_ns;          /* records live so long; 0: as the server thinks, or for ever */
+    bool look;               /* only look whether it could be opened here: nobody is connected to,
+                                nothing is made, *out stays NULL */
     struct kvt_log log;
 };
 

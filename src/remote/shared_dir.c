@@ -17,6 +17,7 @@
 #include "remote/shared_dir.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -237,6 +238,10 @@ int kvt_shared_dir_open(const struct kvt_remote_params *params, const struct kvt
     (void)pthread_mutex_init(&shared->lock, NULL);
     (void)pthread_cond_init(&shared->more, NULL);
     rc = kvt_remote_mac_read(params->mac_file, &shared->files.mac, error, error_len);
+    if (rc || (params->look && faccessat(AT_FDCWD, url->path, W_OK | X_OK, AT_EACCESS) == 0)) {
+        dir_destroy(&shared->remote); /* what cannot be reached has its sentence below */
+        return rc;
+    }
     if (!rc)
         rc = kvt_shared_files_open(&shared->files, url->path, error, error_len);
     if (!rc) {

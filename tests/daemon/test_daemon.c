@@ -772,6 +772,60 @@ static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
     assert_int_equal(rig_store(&rig, 1, BLOCKS, 0, NULL), BLOCKS);
 }
 
+/* As another user: store, say so, and look the blocks up until they are misses. */
+static void look_until_disconnected(int said)
+{
+    long found = BLOCKS;
+
+    if (setgid(65534) != 0 || setuid(65534) != 0)
+        _exit(3);
+    engine_open(&rig);
+    if (rig_store(&rig, 1, BLOCKS, 0, NULL) != BLOCKS || write(said, "s", 1) != 1)
+        _exit(4);
+    for (int i = 0; i < 3000 && found > 0; i++) {
+        rig_sleep_ms(10);
+        found = rig_lookup(&rig, 1, BLOCKS);
+    }
+    _exit(found == 0 ? 0 : 5);
+}
+
+/* Who is taken out of allow_uid is disconnected, and others are not. */
+static void a_user_who_is_not_allowed_any_more_is_disconnected(void **state)
+{
+    char file[200], byte;
+    int fds[2], status;
+
+    (void)state;
+    if (geteuid() != 0) {
+        print_message("not root: other users cannot be played\n");
+        skip();
+    }
+    daemon_init(&server, "");
+    snprintf(file, sizeof(file), "%s/conf", server.dir);
+    snprintf(server.options, sizeof(server.options), "--config %s", file);
+    write_file(file, "dram = 16MiB\nsocket_mode = 0666\nallow_uid = 12+65534\n");
+    assert_int_equal(chmod(server.dir, 0755), 0);
+    daemon_start(&server);
+    assert_int_equal(pipe(fds), 0);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        look_until_disconnected(fds[1]);
+    close(fds[1]);
+    assert_int_equal(read(fds[0], &byte, 1), 1);
+    close(fds[0]);
+    engine_open(&rig);
+    assert_int_equal(rig_lookup(&rig, 1, BLOCKS), BLOCKS);
+    write_file(file, "dram = 16MiB\nsocket_mode = 0666\nallow_uid = 12\n");
+    assert_int_equal(kill(server.pid, SIGHUP), 0);
+    wait_said("user 65534 is not allowed any more: ");
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_int_equal(rig_load(&rig, 1, BLOCKS, NULL), BLOCKS);
+    daemon_wait_stat(&server, "daemon.clients", 1, 20000);
+    assert_int_equal(daemon_stat(&server, "daemon.clients_broken"), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -802,6 +856,7 @@ int main(void)
         cmocka_unit_test_teardown(what_is_wrong_in_a_configuration_is_named, tear_down),
         cmocka_unit_test_teardown(files_are_read_as_people_write_them, tear_down),
         cmocka_unit_test_teardown(sighup_takes_what_can_change_and_names_what_cannot, tear_down),
+        cmocka_unit_test_teardown(a_user_who_is_not_allowed_any_more_is_disconnected, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -182,6 +182,60 @@ static void roots_that_cannot_be(void **state)
     both_say("its parent directory does not exist", true);
 }
 
+/* Files that options of the shared tier name, and its directory. No server is asked. */
+static void a_shared_tier_that_cannot_be(void **state)
+{
+    static const char *const cases[][2] = {
+        {"--remote redis://127.0.0.1:1 --remote-auth {store}/nope", "remote_auth: "},
+        {"--remote redis://127.0.0.1:1 --remote-mac {store}/nope", "remote_mac: "},
+        {"--remote dir:{store}/nope", "must be there"},
+        {"--remote rediss://127.0.0.1:1 --remote-ca {store}/nope", "remote_ca: "},
+    };
+    char options[600], shared[128];
+    struct stat st;
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        snprintf(options, sizeof(options), "--dram 4MiB --fds-max 64 %s", cases[i][0]);
+        daemon_init(&server, options);
+        both_say(cases[i][1], true);
+        daemon_free(&server);
+    }
+    rig_dir_make(shared, sizeof(shared));
+    snprintf(options, sizeof(options), "--dram 4MiB --fds-max 64 --remote dir:%s", shared);
+    daemon_init(&server, options);
+    check(&server);
+    assert_int_equal(run.code, 0);
+    snprintf(options, sizeof(options), "%s/kvt0", shared);
+    assert_int_equal(stat(options, &st), -1); /* nothing was made */
+    daemon_free(&server);
+    rig_dir_remove(shared);
+    daemon_init(&server, "--dram 4MiB --fds-max 64 --remote-ttl 3s");
+    check(&server);
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.err, "no effect"));
+}
+
+/* Too few descriptors for any program; for some of them only, which is worth knowing. */
+static void descriptors_that_are_too_few(void **state)
+{
+    char program[600];
+
+    (void)state;
+    daemon_init(&server, "");
+    program_path(program, sizeof(program));
+    for (int i = 0; i < 2; i++) {
+        tool_run(&run, "/bin/sh",
+                 (const char *const[]){"sh", "-c",
+                                       "ulimit -n \"$1\"; exec \"$2\" --check --socket \"$3\" "
+                                       "--dram 4MiB --fds-max 32",
+                                       "sh", i ? "256" : "40", program, server.socket, NULL},
+                 NULL, NULL);
+        assert_int_equal(run.code, i ? 0 : 1);
+        assert_non_null(strstr(i ? run.out : run.err, "of 127 programs can be connected"));
+    }
+}
+
 static void addresses_that_are_taken(void **state)
 {
     struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -207,7 +261,7 @@ static void a_running_kvtierd_is_no_problem(void **state)
     struct stat st;
 
     (void)state;
-    daemon_init(&server, "--dram 4MiB --disk {store}:64MiB --metrics 127.0.0.1:0");
+    daemon_init(&server, "--dram 4MiB --disk {store}:64MiB --metrics 127.0.0.1:0 --fds-max 64");
     check(&server);
     assert_int_equal(run.code, 0);
     assert_string_equal(run.out, "the configuration is good\n");
@@ -251,6 +305,8 @@ int main(void)
         cmocka_unit_test_teardown(memory_that_another_user_may_not_lock, tear_down),
         cmocka_unit_test_teardown(places_where_no_socket_can_be, tear_down),
         cmocka_unit_test_teardown(roots_that_cannot_be, tear_down),
+        cmocka_unit_test_teardown(a_shared_tier_that_cannot_be, tear_down),
+        cmocka_unit_test_teardown(descriptors_that_are_too_few, tear_down),
         cmocka_unit_test_teardown(addresses_that_are_taken, tear_down),
         cmocka_unit_test_teardown(a_running_kvtierd_is_no_problem, tear_down),
         cmocka_unit_test_teardown(what_is_wrong_is_another_code, tear_down),
