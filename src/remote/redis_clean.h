@@ -8,8 +8,7 @@
 
 #include "format/record.h"
 
-#define REDIS_CURSOR 192u /* a number; of Kvrocks, by option, the last name and a sign before it \
-                           */
+#define REDIS_CURSOR 192u       /* a number; of Kvrocks, by option, a sign and a name */
 #define REDIS_CLEAN_NAMES 4096u /* of one reply to SCAN */
 #define REDIS_CLEAN_SPACES 1024u
 #define REDIS_CLEAN_AGES 96u
