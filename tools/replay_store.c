@@ -1,10 +1,10 @@
 /* Drives kvt_store_handle() and kvt_store_run(), as a client does, by messages.
  *
- * Every record is a page, or a few: the store never looks into a payload, so caps scaled by the same
- * factor give the same decisions. A few where the disk is so small that its log would have less
- * than 64 segments, which a drive never has: such a log turns over in steps of some per cent. It
- * takes that much memory for each block held. Time is that of the trace; within a request it moves
- * only as far as the store's timers ask. Threads: one.
+ * Every record is a page, or a few: the store never looks into a payload, so caps scaled by the
+ * same factor give the same decisions. A few where the disk is so small that its log would have
+ * less than 64 segments, which a drive never has: such a log turns over in steps of some per cent.
+ * It takes that much memory for each block held. Time is that of the trace; within a request it
+ * moves only as far as the store's timers ask. Threads: one.
  */
 #include "replay_store.h"
 
