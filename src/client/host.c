@@ -53,6 +53,9 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->reply_ctx = host->owner;
     params->stats_lines = host->stats_lines;
     params->stats_ctx = host->stats_ctx;
+    params->chances = host->chances_known ? &host->chances : NULL;
+    params->admission_kept = kvt_admission_kept;
+    params->admission_ctx = host;
     for (uint32_t i = 0; i < settings->disk_count; i++) {
         params->roots_pending += host->roots[i].waiting;
         if (host->roots[i].io == NULL)
@@ -65,6 +68,8 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
         params->roots[params->root_count].files_max = kvt_settings_files(settings);
         params->roots[params->root_count].write_bytes_day =
             kvt_settings_root_writes(settings, host->roots[i].cap_bytes);
+        params->roots[params->root_count].write_left_known = host->roots[i].write_left_known;
+        params->roots[params->root_count].write_left = host->roots[i].write_left;
         params->root_count++;
     }
     if (params->root_count == 0)
@@ -150,12 +155,18 @@ int kvt_host_remote_look(const struct kvt_host *host, char *error, size_t error_
 int kvt_host_open(struct kvt_host *host, char *error, size_t error_len)
 {
     int rc = kvt_roots_open(host, error, error_len);
+    for (uint32_t i = 0; rc == 0 && i < host->settings->disk_count; i++)
+        if (host->roots[i].io != NULL)
+            kvt_admission_file_read(host, i, &host->roots[i]);
     if (rc == 0)
         rc = remote_open(host, false, &host->remote, error, error_len);
     if (rc == 0)
         rc = kvt_owner_new(&host->owner);
     if (rc == 0)
         rc = store_open(host, error, error_len);
+    for (uint32_t i = 0; rc == 0 && i < host->settings->disk_count; i++)
+        if (host->roots[i].io != NULL)
+            kvt_admission_file_mark(host, i);
     if (rc == 0)
         rc = kvt_roots_retry_start(host);
     if (rc == 0)
@@ -171,6 +182,7 @@ void kvt_host_close(struct kvt_host *host)
     kvt_huge_stop(host);
     kvt_owner_stop(host->owner, CLOSE_TIMEOUT_NS);
     host->owner = NULL;
+    kvt_admission_files_write(host);
     if (host->remote != NULL)
         host->remote->ops->destroy(host->remote);
     host->remote = NULL;

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "client/settings.h"
 #include "io/io.h"
+#include "plan/admission.h"
 #include "remote/remote.h"
 #include "store/owner.h"
 
@@ -59,6 +60,8 @@ struct kvt_root_state {
     char backend_why[256]; /* why this one */
     char why[256];         /* why direct or buffered */
     int direct;
+    bool write_left_known; /* of its write budget's bucket, from an earlier life */
+    double write_left;
 };
 
 #define KVT_HOST_REMOTE_DEADLINE_NS INT64_C(1000000000) /* the most, where the arena is shared */
@@ -87,6 +90,9 @@ struct kvt_host {
     bool ready;           /* the lock and the condition are there */
     bool stop_retry;
     uint32_t roots_used; /* by the store */
+    bool chances_known, kept;
+    struct kvt_admission_chances chances; /* of an earlier life; at close, of this one */
+    double kept_left[KVT_DISKS_MAX];      /* at close: by the store's numbers */
     struct kvt_root_state roots[KVT_DISKS_MAX];
 };
 
@@ -138,6 +144,14 @@ uint64_t kvt_cgroup_limit(const char *groups, const char *dir);
 uint64_t kvt_memory_allowed(void);
 /* `percent` of `allowed` bytes, shared out among `ranks` processes, in whole MiB. Pure. */
 uint64_t kvt_memory_share(uint64_t allowed, uint64_t percent, uint64_t ranks);
+
+/* admission_file.c: what is left of a root's write budget, and what admission has learnt, from the
+ * root's file; once the root is in use, that nothing is left, until it is written at close, by what
+ * kvt_store_params.admission_kept has told. */
+void kvt_admission_file_read(struct kvt_host *host, uint32_t disk, struct kvt_root_state *root);
+void kvt_admission_file_mark(struct kvt_host *host, uint32_t disk);
+void kvt_admission_kept(void *ctx, const struct kvt_admission *admission);
+void kvt_admission_files_write(struct kvt_host *host);
 
 /* roots.c: open and lock the roots; fill in states. Fails only when disk_required. */
 __attribute__((warn_unused_result)) int kvt_roots_open(struct kvt_host *host, char *error,

@@ -315,15 +315,20 @@ static void take_over(struct kvt_host *host, uint32_t i)
                                   .cap_bytes = host->roots[i].cap_bytes};
     int rc = open_one(host, &root);
     if (rc == 0) {
+        kvt_admission_file_read(host, i, &root);
         const struct kvt_store_root add = {
             .io = root.io,
             .cap_bytes = root.cap_bytes,
             .name = root.path,
             .files_max = kvt_settings_files(host->settings),
-            .write_bytes_day = kvt_settings_root_writes(host->settings, root.cap_bytes)};
+            .write_bytes_day = kvt_settings_root_writes(host->settings, root.cap_bytes),
+            .write_left_known = root.write_left_known,
+            .write_left = root.write_left};
         rc = kvt_owner_root_add(host->owner, &add);
         if (rc != 0)
             root_off(&root, rc, 0);
+        else
+            kvt_admission_file_mark(host, i);
     }
     root.waiting = rc == KVT_E_LOCKED || rc == -EAGAIN;
     if (rc == 0)

@@ -42,9 +42,9 @@
 #define VALUE_HALF 48u
 /* Of a full bucket: below it, only what was used twice is written. So the bytes of a quiet time are
  * there when sessions come back, and are not spent on what nobody has asked for again. */
-#define FIRST_FROM 0.5
-#define AGAIN_FROM 0.25 /* above it, all that was used twice is written */
-#define BEGIN_AT 0.75   /* where what first uses get is what drips in */
+#define FIRST_FROM 0.75
+#define AGAIN_FROM 0.05 /* above it, all that was used twice is written */
+#define BEGIN_AT 0.75   /* first uses wait for what drips in: who comes again is not known yet */
 #define VALUE_BYTES 1024.0
 
 static_assert(2 * VALUE_HALF == KVT_ADMISSION_VALUES, "two halves");
@@ -174,6 +174,28 @@ double kvt_admission_chance(const struct kvt_admission *admission, uint32_t uses
     return KVT_MIN((again + PRIOR_AGAIN) / (used + PRIOR_USED), 1.0);
 }
 
+void kvt_admission_chances_get(const struct kvt_admission *admission,
+                               struct kvt_admission_chances *out)
+{
+    memcpy(out->used, admission->used, sizeof(out->used));
+    memcpy(out->again, admission->again, sizeof(out->again));
+}
+
+bool kvt_admission_chances_set(struct kvt_admission *admission,
+                               const struct kvt_admission_chances *chances)
+{
+    for (uint32_t u = 0; u < KVT_ADMISSION_USES; u++)
+        for (uint32_t p = 0; p < KVT_ADMISSION_PLACES; p++) {
+            double used = chances->used[u][p], again = chances->again[u][p];
+
+            if (!(again >= 0 && again <= used && used <= CLASS_MAX)) /* nor what is no number */
+                return false;
+        }
+    memcpy(admission->used, chances->used, sizeof(admission->used));
+    memcpy(admission->again, chances->again, sizeof(admission->again));
+    return true;
+}
+
 /* ---- budget -------------------------------------------------------------------------------- */
 
 /* Time does not go back here: what has dripped in has. */
@@ -203,6 +225,17 @@ static void fade(struct kvt_admission *admission)
     admission->faded_ns = admission->now_ns;
     for (uint32_t i = 0; i < KVT_ADMISSION_VALUES; i++)
         admission->asked[i] *= factor;
+}
+
+void kvt_admission_left_set(struct kvt_admission *admission, uint32_t root, double left)
+{
+    if (root < admission->params.root_count && isfinite(left))
+        admission->buckets[root].level = KVT_MIN(left, admission->buckets[root].most);
+}
+
+double kvt_admission_left_in(const struct kvt_admission *admission, uint32_t root)
+{
+    return root < admission->params.root_count ? admission->buckets[root].level : 0;
 }
 
 void kvt_admission_written(struct kvt_admission *admission, uint32_t root, uint64_t written,

@@ -87,6 +87,12 @@ struct kvt_admission {
     int64_t now_ns, faded_ns;
 };
 
+/* What has been learnt of who comes again: it outlives the process, as the levels of buckets do. */
+struct kvt_admission_chances {
+    double used[KVT_ADMISSION_USES][KVT_ADMISSION_PLACES];
+    double again[KVT_ADMISSION_USES][KVT_ADMISSION_PLACES];
+};
+
 /* 0, -ENOMEM, KVT_E_INVAL. Starts with three quarters of each bucket. */
 __attribute__((warn_unused_result)) int
 kvt_admission_init(struct kvt_admission *admission, const struct kvt_admission_params *params,
@@ -114,6 +120,16 @@ void kvt_admission_written(struct kvt_admission *admission, uint32_t root, uint6
 bool kvt_admission_root_may(const struct kvt_admission *admission, uint32_t root);
 /* Bytes in all buckets; INT64_MAX: a root has no limit. */
 int64_t kvt_admission_left(const struct kvt_admission *admission);
+
+/* What is left in one root's bucket, below 0: overdrawn; and that of an earlier life put in the
+ * place of what the bucket began with. */
+double kvt_admission_left_in(const struct kvt_admission *admission, uint32_t root);
+void kvt_admission_left_set(struct kvt_admission *admission, uint32_t root, double left);
+/* What has been learnt, and that of an earlier life. false: it makes no sense, nothing is taken. */
+void kvt_admission_chances_get(const struct kvt_admission *admission,
+                               struct kvt_admission_chances *out);
+bool kvt_admission_chances_set(struct kvt_admission *admission,
+                               const struct kvt_admission_chances *chances);
 
 /* The probability that a block of these many uses at this position is used again, by experience. */
 double kvt_admission_chance(const struct kvt_admission *admission, uint32_t uses,

@@ -19,6 +19,7 @@
 #define KVT_L2_NAME_STATS "stats"
 #define KVT_L2_NAME_PLAN "plan" /* the client half's, which alone reads it; likewise: */
 #define KVT_L2_NAME_PATHS "gpu-paths"
+#define KVT_L2_NAME_ADMISSION "admission"
 
 enum kvt_l2_name {
     KVT_L2_NAME_IS_FOREIGN = 0,

@@ -290,6 +290,7 @@ void kvt_store_close(struct kvt_store *store, int64_t timeout_ns)
     kvt_purges_end_all(store, KVT_E_CLOSED);
     kvt_writes_lost_all(store);
     kvt_store_stats(store, &store->at_close);
+    kvt_admit_keep(store);
     close_roots(store);
     kvt_statfile_close(store);
     destroy(store);

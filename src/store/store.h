@@ -19,6 +19,8 @@
 #include "store/counters.h"
 
 struct kvt_store;
+struct kvt_admission; /* plan/admission.h */
+struct kvt_admission_chances;
 
 #define KVT_STORE_ROOTS_MAX 16u
 /* Descriptors of a root: segments, as many as its files_max says, and besides its directory, lock,
@@ -32,6 +34,8 @@ struct kvt_store_root {
     uint64_t cap_bytes;
     uint32_t files_max;       /* segments open at a time; 0: the least */
     uint64_t write_bytes_day; /* bytes that may be written to it in a day; 0: any */
+    bool write_left_known;    /* of its bucket, from an earlier life: ... */
+    double write_left;        /* ... that many bytes are left, at most what it holds */
     const char *name;         /* in messages; NULL: none. Borrowed, as the io */
 };
 
@@ -57,6 +61,11 @@ struct kvt_store_params {
     uint32_t admit_permille; /* KVT_ADMIT_RANDOM only: the share of them */
     double token_s, byte_s;  /* KVT_ADMIT_VALUE: seconds to compute a token, to load a byte; 0: as
                                 plan_prefill and plan_disk are by default */
+    const struct kvt_admission_chances *chances; /* of an earlier life; NULL: none. Borrowed by open
+                                                  */
+    /* What admission has learnt, and what its buckets hold, at close. Optional. */
+    void (*admission_kept)(void *ctx, const struct kvt_admission *admission);
+    void *admission_ctx;
     uint64_t pin_bytes_max;
     uint64_t client_bytes_max;  /* that one client may hold in slots; 0: all of them. One record
                                    always  goes */

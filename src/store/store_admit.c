@@ -18,6 +18,7 @@
 int kvt_admit_init(struct kvt_store *store)
 {
     const struct kvt_store_params *from = &store->params;
+    const struct kvt_admission_chances *chances = from->chances;
     struct kvt_admission_params params = {.admit = from->admit,
                                           .permille = from->admit_permille,
                                           .seed = from->seed,
@@ -25,12 +26,35 @@ int kvt_admit_init(struct kvt_store *store)
                                           .byte_s = from->token_s > 0 ? from->byte_s : BYTE_S,
                                           .remember = from->arena_bytes / KVT_PAGE_BYTES,
                                           .root_count = from->root_count};
+    int rc;
 
+    store->params.chances = NULL; /* borrowed by open only */
     for (uint32_t root = 0; root < from->root_count; root++) {
         params.bytes_a_day[root] = from->roots[root].write_bytes_day;
         params.remember += from->roots[root].cap_bytes / KVT_PAGE_BYTES;
     }
-    return kvt_admission_init(&store->admission, &params, kvt_store_now(store));
+    rc = kvt_admission_init(&store->admission, &params, kvt_store_now(store));
+    if (rc)
+        return rc;
+    for (uint32_t root = 0; root < from->root_count; root++)
+        kvt_admit_root_left(store, root, &from->roots[root]);
+    if (chances && !kvt_admission_chances_set(&store->admission, chances))
+        kvt_log(&from->log, KVT_LOG_WARN, "what admission had learnt makes no sense: forgotten");
+    return 0;
+}
+
+void kvt_admit_root_left(struct kvt_store *store, uint32_t number,
+                         const struct kvt_store_root *root)
+{
+    if (root->write_left_known)
+        kvt_admission_left_set(&store->admission, number, root->write_left);
+}
+
+void kvt_admit_keep(struct kvt_store *store)
+{
+    kvt_admit_run(store);
+    if (store->params.admission_kept)
+        store->params.admission_kept(store->params.admission_ctx, &store->admission);
 }
 
 /* first_pos: what the client wrote; it orders blocks and no more. */

@@ -268,6 +268,7 @@ int kvt_store_root_join(struct kvt_store *store, struct kvt_store_joining *joini
     disk->joining = true;
     store->joining = joining;
     kvt_admission_root(&store->admission, number, joining->root.write_bytes_day);
+    kvt_admit_root_left(store, number, &joining->root);
     store->counts.recovered_bad += joining->bad;
     store->params.roots_pending -= store->params.roots_pending > 0;
     store->sequence_next = KVT_MAX(store->sequence_next, joining->next_sequence);

@@ -80,6 +80,11 @@ int64_t kvt_later_run(struct kvt_store *store);
 
 /* ---- store_admit.c: which blocks are written */
 __attribute__((warn_unused_result)) int kvt_admit_init(struct kvt_store *store);
+/* A root's bucket begins with what was left in an earlier life, where that is known. */
+void kvt_admit_root_left(struct kvt_store *store, uint32_t number,
+                         const struct kvt_store_root *root);
+/* At close, while the logs are open: hand over what outlives the process. */
+void kvt_admit_keep(struct kvt_store *store);
 /* A block was used. One that admission had not taken is asked about again. */
 void kvt_admit_use(struct kvt_store *store, uint32_t entry);
 /* The same for a block that has just been committed. */

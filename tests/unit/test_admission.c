@@ -159,6 +159,46 @@ static void the_bucket_holds_what_it_says(void **state)
     kvt_admission_destroy(&admission);
 }
 
+/* What outlives a process: levels and counts go out and in as they are, and no nonsense does. */
+static void an_earlier_life_goes_on(void **state)
+{
+    (void)state;
+    struct kvt_admission_chances chances, back;
+    const double nonsense[] = {-1, NAN, INFINITY, 1e9};
+    begin(KVT_ADMIT_VALUE, 24u << 20);
+    for (uint64_t i = 0; i < 3000; i++) {
+        (void)use(i, 0, SECOND_NS);
+        if (i % 4 == 0)
+            (void)use(i, 0, SECOND_NS);
+    }
+    kvt_admission_written(&admission, 0, 1 << 18, SECOND_NS);
+    double chance = kvt_admission_chance(&admission, 1, 0);
+    double left = kvt_admission_left_in(&admission, 0);
+    assert_true(fabs(left - (1 << 19)) < 1 && fabs(chance - 0.25) < 0.02);
+    kvt_admission_chances_get(&admission, &chances);
+    kvt_admission_destroy(&admission);
+    begin(KVT_ADMIT_VALUE, 24u << 20);
+    assert_true(kvt_admission_chances_set(&admission, &chances));
+    kvt_admission_left_set(&admission, 0, left);
+    assert_true(fabs(kvt_admission_chance(&admission, 1, 0) - chance) < 1e-9);
+    assert_true(fabs(kvt_admission_left_in(&admission, 0) - left) < 1e-9);
+    for (size_t i = 0; i < sizeof(nonsense) / sizeof(nonsense[0]); i++) {
+        back = chances;
+        back.again[0][0] = nonsense[i];
+        assert_false(kvt_admission_chances_set(&admission, &back));
+        assert_true(fabs(kvt_admission_chance(&admission, 1, 0) - chance) < 1e-9);
+    }
+    kvt_admission_left_set(&admission, 0, NAN);
+    assert_true(fabs(kvt_admission_left_in(&admission, 0) - left) < 1e-9);
+    kvt_admission_left_set(&admission, 0, 1e18); /* at most what it holds */
+    assert_true(fabs(kvt_admission_left_in(&admission, 0) - (1 << 20)) < 1e-9);
+    kvt_admission_left_set(&admission, 0, -5000);
+    assert_false(kvt_admission_root_may(&admission, 0));
+    kvt_admission_left_set(&admission, 1, 5000); /* there is no such root */
+    assert_true(fabs(kvt_admission_left_in(&admission, 1)) < 1e-9);
+    kvt_admission_destroy(&admission);
+}
+
 /* What was used twice takes the whole budget when it needs it, whatever first uses promise; what it
  * leaves goes to first uses. */
 static void second_uses_come_first(void **state)
@@ -266,6 +306,7 @@ int main(void)
         cmocka_unit_test(uses_are_remembered),
         cmocka_unit_test(chances_are_learnt_and_unlearnt),
         cmocka_unit_test(the_bucket_holds_what_it_says),
+        cmocka_unit_test(an_earlier_life_goes_on),
         cmocka_unit_test(second_uses_come_first),
         cmocka_unit_test(value_takes_the_better_half),
         cmocka_unit_test(what_saves_nothing_is_not_written),

@@ -278,6 +278,38 @@ static void sweeps_have_a_row_for_each_size(void **state)
     json_decref(document);
 }
 
+/* The same trace, sizes and options: the same output, to the byte. A disk that holds all there is
+ * finds all there is, whatever admission leaves out once it is full. */
+static void it_is_deterministic_and_what_fits_is_found(void **state)
+{
+    (void)state;
+    static char before[sizeof(run.out)];
+    struct replay_trace trace;
+    char all[32];
+    assert_int_equal(replay_trace_make(&trace, 20261129, 700), 0); /* as --generate does */
+    (void)snprintf(all, sizeof(all), "%llu", (unsigned long long)trace.distinct * 44040192u);
+    const char *argv[] = {
+        "kvtier", "replay", "--generate", "700",         "--dram",
+        "20GB",   "--disk", "500GB",      "--admission", "all,continued,value,random",
+        "--json", NULL};
+    json_decref(json_of(argv));
+    memcpy(before, run.out, sizeof(before));
+    json_decref(json_of(argv));
+    assert_string_equal(run.out, before);
+    const char *fits[] = {"kvtier", "replay", "--generate",  "700",           "--dram", "20GB",
+                          "--disk", all,      "--admission", "all,continued", "--json", NULL};
+    json_t *document = json_of(fits);
+    const json_t *rows = json_object_get(document, "rows");
+    double want = (double)ideal(&trace) / (double)trace.blocks;
+    assert_int_equal(json_array_size(rows), 2);
+    for (size_t i = 0; i < 2; i++) {
+        assert_true(fabs(row_number(rows, i, "hit_ratio", "total") - want) < 1e-8);
+        assert_true(fabs(row_number(rows, i, "hit_ratio", "lru") - want) < 1e-8);
+    }
+    json_decref(document);
+    replay_trace_free(&trace);
+}
+
 static void value_beats_random_of_as_many_bytes(void **state)
 {
     (void)state;
@@ -456,6 +488,7 @@ int main(void)
         cmocka_unit_test(no_worse_than_least_recently_used),
         cmocka_unit_test(the_tool_says_the_same),
         cmocka_unit_test(sweeps_have_a_row_for_each_size),
+        cmocka_unit_test(it_is_deterministic_and_what_fits_is_found),
         cmocka_unit_test(value_beats_random_of_as_many_bytes),
         cmocka_unit_test(numbers_that_are_none_are_errors),
         cmocka_unit_test(bad_traces_are_errors),
