@@ -95,12 +95,15 @@ static const struct kvt_about abouts[] = {
      "Removes a namespace, or everything, for good: the journal first, synced, so that no restart "
      "finds the records; then their bytes are overwritten or punched out (flash keeps old copies "
      "of its own). A directory that a process owns is refused: that process can purge by "
-     "kvt_purge(). Asks on a terminal; elsewhere it needs --yes.\n\n"
+     "kvt_purge(), and a kvtierd that runs is asked to, with unix:SOCKET for the directory: "
+     "by root or its own user, one namespace at a time, the tier that it shares included. Asks on "
+     "a terminal; elsewhere it needs --yes.\n\n"
      "With --remote URL the tier that machines share is purged after the directory: of the "
      "namespace, or with --all of those that the directory holds records of. Without DIR only that "
      "is done, also while caches run. What other machines hold themselves stays until it is purged "
      "there.",
      "kvtier purge /var/cache/kvtier --namespace 0123456789abcdef0123456789abcdef --yes\n"
+     "kvtier purge unix:/run/kvtier.sock --namespace 0123456789abcdef0123456789abcdef --yes\n"
      "kvtier purge --namespace 0123456789abcdef0123456789abcdef --remote redis://10.0.0.5:6379"},
     {"bench",
      "Each benchmark measures one part of the library on this machine, in turns with the plain way "

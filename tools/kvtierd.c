@@ -277,7 +277,7 @@ static int run(const struct kvt_daemon_args *args, struct kvt_conf *conf)
                             .log = to_stderr,
                             .clock = kvt_clock_system(),
                             .shared = true};
-    struct kvt_pin pin;
+    struct kvt_pin pin = {.running = false}; /* stopped also where memory was refused */
     char error[512] = "";
     int code = EXIT_PROBLEM, listen_fd = kvt_passed_socket();
     if (listen_fd == KVT_E_INVAL ||
