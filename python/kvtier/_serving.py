@@ -92,7 +92,8 @@ class Engine:
     def look(self, gone: Callable[[], bool]) -> None:
         """Gone, counted, when nobody waits for the answer any more."""
         if gone():
-            self.gone += 1
+            with self._turn:  # one that waits may count too; its lock is taken twice then
+                self.gone += 1
             raise Gone
 
     def give(self, ticket: object) -> None:
