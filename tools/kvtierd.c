@@ -8,6 +8,7 @@
  * not start or work, 2 wrong usage.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -367,11 +368,24 @@ static void descriptors_raise(void)
     (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+/* Standard descriptors that whoever started us has closed: something of ours would get their
+ * numbers, DRAM or a file of a root, and lines of the log be written over it. */
+static bool standard_hold(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 &&
+            open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd)
+            return false;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     struct kvt_daemon_args args = {.argc = argc, .argv = argv};
     struct kvt_conf conf;
     (void)umask(0077);
+    if (!standard_hold())
+        return EXIT_PROBLEM;
     descriptors_raise();
     kvt_log_out_init(&out, STDERR_FILENO);
     if (kvt_conf_new(&conf) != 0) {

@@ -106,6 +106,33 @@ static void a_log_that_nobody_reads_stops_nobody(void **state)
     close(fds[0]);
 }
 
+/* Standard descriptors that are closed are nobody's: not DRAM's, not a root's, not the log's. */
+static void closed_standard_descriptors_are_not_taken(void **state)
+{
+    static struct tool_run run;
+    char program[600];
+
+    (void)state;
+    daemon_init(&server, "");
+    snprintf(program, sizeof(program), "%s", KVT_TOOL);
+    snprintf(strrchr(program, '/'), 16, "/kvtierd");
+    if (getenv("KVT_DAEMON") != NULL)
+        snprintf(program, sizeof(program), "%s", getenv("KVT_DAEMON"));
+    /* It is asked for the names of its descriptors while it runs, by who has its process id. */
+    tool_run(&run, "/bin/sh",
+             (const char *const[]){"sh", "-c",
+                                   "\"$1\" --socket \"$2\" --dram 4MiB --disk \"$3:64MiB\" "
+                                   "<&- >&- 2>&- & "
+                                   "i=0; until [ -S \"$2\" ] || [ $i = 300 ]; do sleep 0.1; "
+                                   "i=$((i + 1)); done; "
+                                   "for fd in 0 1 2; do readlink /proc/$!/fd/$fd; done; "
+                                   "kill $!; wait $!",
+                                   "sh", program, server.socket, server.store, NULL},
+             NULL, NULL);
+    assert_string_equal(run.out, "/dev/null\n/dev/null\n/dev/null\n");
+    assert_int_equal(run.code, 0);
+}
+
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
 /* Ticks of the processor that the daemon has had. */
@@ -326,6 +353,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(a_log_that_nobody_reads_stops_nobody, tear_down),
+        cmocka_unit_test_teardown(closed_standard_descriptors_are_not_taken, tear_down),
         cmocka_unit_test_teardown(without_descriptors_programs_are_told_why, tear_down),
         cmocka_unit_test_teardown(silent_connections_do_not_make_it_go_round, tear_down),
         cmocka_unit_test_teardown(numbers_are_told_without_descriptors, tear_down),
