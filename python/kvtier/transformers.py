@@ -124,12 +124,13 @@ class Prefixes:
     revision: names the weights; None: weights_digest(model), remembered. adapter: names a LoRA adapter in
     force, required for PEFT models. salt: prefixes of different salts share nothing. block_tokens:
     16 to 4,096, a multiple of 16; level: of blocks older than the last window_tokens of a saved
-    sequence, which are stored at kv8 at least; min_level: that a restored block must have.
+    sequence, which are stored at kv8 at least (None: a sixteenth of the sequence, from 128 to
+    4,096); min_level: that a restored block must have.
     """
 
     def __init__(self, model: Any, cache: Cache, *, revision: str | None = None, adapter: str = "",
                  salt: bytes = b"", block_tokens: int = 16, level: Level | str | None = None,
-                 min_level: Level | str | None = None, window_tokens: int = 4096) -> None:
+                 min_level: Level | str | None = None, window_tokens: int | None = None) -> None:
         self.model, self.cache, self.salt, self.block_tokens = model, cache, salt, block_tokens
         self.level = Level.parse(level) or Level.parse(str(cache.stats()["config.level"]))
         self.min_level = Level.parse(min_level)
@@ -279,7 +280,10 @@ class Prefixes:
             return 0
 
     def _store(self, keys: Keys, tensors: list[Any], first: int) -> int:
-        cut = max(first, len(keys) - -(-self.window_tokens // self.block_tokens))
+        window = self.window_tokens
+        if window is None:  # one as long as the prompt would leave nothing for the level
+            window = min(max(128, len(keys) * self.block_tokens // 16), 4096)
+        cut = max(first, len(keys) - -(-window // self.block_tokens))
         pool, requests = self._pool(tensors), []
         self._pending.append((requests, pool))
         for start, stop, level in ((first, cut, self.level),
@@ -401,7 +405,8 @@ def _why_not(model: Any, original: Any, args: tuple, kwargs: dict) -> tuple[str,
 def cached(model: Any, cache: Cache | None = None, *, revision: str | None = None,
            adapter: str = "", salt: bytes = b"", block_tokens: int = 16,
            level: Level | str | None = None, min_level: Level | str | None = None,
-           window_tokens: int = 4096, calibrate: bool = True, **options: Any) -> Iterator[Prefixes]:
+           window_tokens: int | None = None, calibrate: bool = True,
+           **options: Any) -> Iterator[Prefixes]:
     """Within the block, model.generate() remembers its prompts; yields the Prefixes.
 
     cache: an open kvtier.Cache to share; else one is opened from the options of docs/config.md

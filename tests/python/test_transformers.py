@@ -281,6 +281,27 @@ def test_restored_lossy_blocks_are_never_stored_again(model):
             assert prefixes.ns.lookup(keys).n == 0
 
 
+def test_most_of_a_prompt_is_at_the_level_by_default(model):
+    """The window of kv8 is a sixteenth of a prompt, not all of it."""
+    ids = prompt(600)
+    with torch.no_grad():
+        exact = model(ids, use_cache=True)
+    with kvtier.Cache(dict(raw(), level="kv4")) as cache:
+        shares = []
+        for number, window in enumerate((None, 4096, 0)):
+            prefixes = adapter.Prefixes(model, cache, level="kv4", window_tokens=window,
+                                        salt=b"%d" % number)
+            before = cache.stats()
+            prefixes.save(ids[0].tolist(), exact.past_key_values)
+            prefixes.sync()
+            coded, plain = (cache.stats()[f"client.store_{what}"] - before[f"client.store_{what}"]
+                            for what in ("bytes", "logical_bytes"))
+            shares.append(coded / plain)
+            prefixes.close()
+        # 8 blocks of 37 at kv8, all of them, none
+        assert shares[2] < shares[0] < shares[2] + 0.3 * (shares[1] - shares[2]), shares
+
+
 def test_kv8_agrees_with_the_exact_cache(model):
     ids = prompt(600)
     with torch.no_grad():
