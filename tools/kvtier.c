@@ -11,6 +11,7 @@
 #include "base/parse.h"
 #include "cli.h"
 #include "commands.h"
+#include "daemon/standard.h"
 #include "kvtier/version.h"
 
 #ifdef KVT_HAVE_LLAMA
@@ -157,6 +158,8 @@ static int run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    if (!kvt_standard_hold())
+        return KVT_EXIT_PROBLEM;
     int rc = kvt_cli_json_error(argc, argv, kvt_cli_end(run(argc, argv)));
 
     if (fflush(stdout) || ferror(stdout)) { /* a full disk behind a redirection is a failure */

@@ -8,7 +8,6 @@
  * not start or work, 2 wrong usage.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -31,6 +30,7 @@
 #include "daemon/notify.h"
 #include "daemon/report.h"
 #include "daemon/server.h"
+#include "daemon/standard.h"
 #include "kvtier/error.h"
 #include "kvtier/version.h"
 #include "kvtierd_check.h"
@@ -368,23 +368,12 @@ static void descriptors_raise(void)
     (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* Standard descriptors that whoever started us has closed: something of ours would get their
- * numbers, DRAM or a file of a root, and lines of the log be written over it. */
-static bool standard_hold(void)
-{
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        if (fcntl(fd, F_GETFD) < 0 &&
-            open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY) != fd)
-            return false;
-    return true;
-}
-
 int main(int argc, char **argv)
 {
     struct kvt_daemon_args args = {.argc = argc, .argv = argv};
     struct kvt_conf conf;
     (void)umask(0077);
-    if (!standard_hold())
+    if (!kvt_standard_hold())
         return EXIT_PROBLEM;
     descriptors_raise();
     kvt_log_out_init(&out, STDERR_FILENO);

@@ -41,7 +41,7 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->scrub_bytes_per_s = settings->scrub == KVT_AUTO ? 0 : settings->scrub;
     params->remote = host->remote;
     params->remote_deadline_ns = (int64_t)settings->remote_deadline;
-    if (host->shared) /* clients take a daemon that answers nothing for two seconds for dead */
+    if (host->shared) /* clients that hear nothing for two seconds ask whether it lives */
         params->remote_deadline_ns =
             KVT_MIN(params->remote_deadline_ns, KVT_HOST_REMOTE_DEADLINE_NS);
     params->remote_queue_bytes = settings->remote_queue;

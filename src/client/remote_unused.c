@@ -69,8 +69,8 @@ void kvt_remote_unused_tell(const struct kvt_settings *settings, bool shared,
     }
     if (shared && settings->remote_deadline > KVT_HOST_REMOTE_DEADLINE_NS)
         kvt_log(log, KVT_LOG_WARN,
-                "remote_deadline: one second is used, the most in kvtierd: its clients take it for "
-                "dead after two");
+                "remote_deadline: one second is used, the most in kvtierd: programs that "
+                "hear nothing for two ask whether it lives");
 }
 
 void kvt_remote_elsewhere_tell(const struct kvt_settings *settings, const struct kvt_log *log)

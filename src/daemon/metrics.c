@@ -162,7 +162,8 @@ static int numbers_ask(struct kvt_metrics *metrics, char **body)
 {
     char why[512];
     int rc = kvt_link_ask(metrics->socket, "metrics", body, why, sizeof(why));
-    if ((rc == -EMFILE || rc == -ENFILE) && spare_give(metrics))
+    /* more than once: the server takes back those that it lacks, too */
+    while ((rc == -EMFILE || rc == -ENFILE) && spare_give(metrics))
         rc = kvt_link_ask(metrics->socket, "metrics", body, why, sizeof(why));
     return rc;
 }
@@ -329,7 +330,8 @@ int kvt_metrics_check(const char *address, char *error, size_t error_len)
 int kvt_metrics_start(struct kvt_metrics *metrics, const char *address, const char *socket,
                       const struct kvt_log *log, char *error, size_t error_len)
 {
-    *metrics = (struct kvt_metrics){.listen_fd = -1, .wake_fd = -1, .spares = {-1, -1}};
+    *metrics =
+        (struct kvt_metrics){.listen_fd = -1, .wake_fd = -1, .spares = {-1, -1, -1, -1, -1, -1}};
     (void)snprintf(metrics->socket, sizeof(metrics->socket), "%s", socket);
     metrics->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int rc = metrics->wake_fd < 0 ? -errno : listen_at(address, &metrics->listen_fd);

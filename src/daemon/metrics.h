@@ -15,7 +15,7 @@ struct kvt_metrics {
     char socket[108]; /* of the daemon */
     int listen_fd, wake_fd;
     int port;      /* that it listens on */
-    int spares[2]; /* kept for when there are no descriptors left; the thread's */
+    int spares[6]; /* kept for when there are no descriptors left; the thread's */
     bool deaf;     /* ... and these are taken, too: nobody is accepted for a moment */
     pthread_t thread;
     bool running;
