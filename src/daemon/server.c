@@ -222,6 +222,7 @@ static int accept_one(struct kvt_server *server, bool *spare)
     scarce_say(server);
     if (spare_give(server))
         sock = accept4(server->listen_fd, NULL, NULL, flags);
+    server->deaf_scarce = sock < 0;
     if (sock < 0) /* they are taken, by others who are told; a socket that stays readable would
                      have us ask again and again */
         server->deaf_until_ns = now_of(server) + KVT_DEAF_NS;
@@ -319,7 +320,10 @@ static void one_turn(struct kvt_server *server, bool listening, int limit_ms)
         broken_turn(server);
     peers_turn(server, &turn);
     later_turn(server);
-    (void)spares_keep(server); /* who went has left some */
+    if (spares_keep(server) && server->deaf_scarce) { /* who went has left some */
+        server->deaf_scarce = false;
+        server->deaf_until_ns = 0;
+    }
     if (listening && turn.fds[AT_LISTEN].revents != 0)
         accept_all(server);
 }

@@ -95,6 +95,7 @@ struct kvt_server {
     int spares[KVT_SPARE_FDS]; /* open on nothing; -1: given to somebody */
     bool scarce;               /* the last one was accepted by one of them: it was said */
     int64_t deaf_until_ns;     /* the listening socket is not looked at; 0: it is */
+    bool deaf_scarce;          /* ... or until one of them is back */
     struct kvt_peer peers[KVT_PEERS_MAX];
 };
 
