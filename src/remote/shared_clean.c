@@ -434,7 +434,8 @@ static void *clean_thread(void *arg)
         int64_t at_ns = kvt_clock_now(&clean->files->clock), now_ns;
         struct timespec until;
 
-        if (has_work(clean) && elected(clean, &now_ns) && at_ns >= due_ns) {
+        if (has_work(clean) && kvt_shared_root_look(clean->files, KVT_REMOTE_GET) == 0 &&
+            elected(clean, &now_ns) && at_ns >= due_ns) {
             make_pass(clean, now_ns);
             due_ns = kvt_clock_now(&clean->files->clock);
             due_ns += REST * (due_ns - at_ns);

@@ -27,6 +27,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "kvtier/error.h"
 #include "remote/shared_clean.h"
 #include "remote/shared_files.h"
 
@@ -59,11 +60,12 @@ static void note_health(struct shared_dir *shared, const struct kvt_remote_req *
     if (req->status == -ELOOP)
         return; /* one namespace's trouble, and told */
     /* -EIO, -ETIMEDOUT and such; what we say ourselves is below -5000 */
-    if (req->status >= 0 || req->status <= -5000) {
+    if (req->status != KVT_E_NO_SPACE && (req->status >= 0 || req->status <= -5000)) {
         atomic_store_explicit(&shared->failing, 0, memory_order_relaxed);
         return;
     }
-    (void)atomic_fetch_add_explicit(&shared->failing, 1, memory_order_relaxed);
+    if (req->status != KVT_E_NO_SPACE)
+        (void)atomic_fetch_add_explicit(&shared->failing, 1, memory_order_relaxed);
     if (now_ns < tell_ns ||
         !atomic_compare_exchange_strong_explicit(&shared->tell_ns, &tell_ns, now_ns + TELL_NS,
                                                  memory_order_relaxed, memory_order_relaxed))
@@ -75,7 +77,8 @@ static void note_health(struct shared_dir *shared, const struct kvt_remote_req *
             req->op == KVT_REMOTE_PUT                                     ? "put"
             : req->op == KVT_REMOTE_DROP || req->op == KVT_REMOTE_DROP_NS ? "purged"
                                                                           : "read",
-            strerror(-req->status));
+            req->status == KVT_E_NO_SPACE ? "no room, or a quota is used up"
+                                          : strerror(-req->status));
 }
 
 static void hand_out(struct shared_dir *shared, struct kvt_remote_req *req)

@@ -251,15 +251,24 @@ static int get(struct kvt_shared_files *shared, struct kvt_remote_req *req)
     return rc ? rc : kvt_remote_unseal(&shared->mac, req, mac);
 }
 
+/* The same for all keys. */
+static int end_all(struct kvt_remote_req *req, int status)
+{
+    for (uint32_t i = 0; req->op == KVT_REMOTE_PROBE && i < req->count; i++)
+        req->found[i].status = status;
+    return status == KVT_E_MISS && req->op != KVT_REMOTE_GET ? 0 : status;
+}
+
 int kvt_shared_files_do(struct kvt_shared_files *shared, struct kvt_remote_req *req)
 {
+    int rc;
+
     req->removed = 0;
-    if (kvt_clock_now(&shared->clock) >= req->deadline_ns) {
-        for (uint32_t i = 0; req->op == KVT_REMOTE_PROBE && i < req->count; i++)
-            req->found[i].status = KVT_E_DEADLINE;
-        return KVT_E_DEADLINE;
-    }
-    kvt_shared_root_look(shared, req->op);
+    if (kvt_clock_now(&shared->clock) >= req->deadline_ns)
+        return end_all(req, KVT_E_DEADLINE);
+    rc = kvt_shared_root_look(shared, req->op);
+    if (rc)
+        return end_all(req, rc);
     switch (req->op) {
     case KVT_REMOTE_PROBE:
         return probe(shared, req);

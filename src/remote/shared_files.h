@@ -38,6 +38,7 @@ struct kvt_shared_files {
     pthread_mutex_t root_lock; /* while it is opened again; made by who opens */
     bool again_told;           /* under the lock */
     _Atomic int64_t look_ns;   /* when its name is to be looked at next */
+    _Atomic bool away;         /* it was not there, or not ours, when that was done last */
     struct kvt_log log;
     char node[65];
     _Atomic uint64_t number; /* of temporary files */
@@ -56,8 +57,10 @@ __attribute__((warn_unused_result)) int kvt_shared_root_open(struct kvt_shared_f
  * -errno. */
 __attribute__((warn_unused_result)) int kvt_shared_root_again(struct kvt_shared_files *shared);
 /* Once a second, or for a purge now: whether the name is still the descriptor's. A put makes it
- * where nothing has the name. */
-void kvt_shared_root_look(struct kvt_shared_files *shared, enum kvt_remote_op op);
+ * where nothing has the name. 0; KVT_E_MISS nothing has it, so nothing is there; -errno what has it
+ * cannot be used. */
+__attribute__((warn_unused_result)) int kvt_shared_root_look(struct kvt_shared_files *shared,
+                                                             enum kvt_remote_op op);
 void kvt_shared_files_close(struct kvt_shared_files *shared);
 
 /* What time it is for the file server; a file's time, whatever it says; the distance of two, in

@@ -4,6 +4,7 @@
  *   removed what is in it        ENOENT for a put      tmp is made again
  *   removed itself, or ROOT      ENOENT for a put      made again, the descriptor is the new one's
  *   another one has its name     seen once a second    the descriptor is the new one's
+ *   nothing has its name         seen once a second    nothing is there; a put makes it again
  *   ROOT was a mount, is none    stays an error: the drive below it is not to be filled
  *
  * The new descriptor takes the old one's number (dup3()): whoever is half way goes on in the one or
@@ -17,6 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "kvtier/error.h"
 #include "remote/shared_files.h"
 
 #define LOOK_NS INT64_C(1000000000)
@@ -117,33 +119,50 @@ int kvt_shared_root_again(struct kvt_shared_files *shared)
     return rc;
 }
 
-/* Whether it is time, for one of all that ask. */
+/* Whether it is time, for one of all that ask. While it has gone it always is. */
 static bool look_due(struct kvt_shared_files *shared, enum kvt_remote_op op)
 {
     int64_t now_ns = kvt_clock_now(&shared->clock);
     int64_t due_ns = atomic_load_explicit(&shared->look_ns, memory_order_relaxed);
 
-    if (op == KVT_REMOTE_DROP || op == KVT_REMOTE_DROP_NS)
+    if (op == KVT_REMOTE_DROP || op == KVT_REMOTE_DROP_NS ||
+        atomic_load_explicit(&shared->away, memory_order_relaxed))
         return true;
     return now_ns >= due_ns &&
            atomic_compare_exchange_strong_explicit(&shared->look_ns, &due_ns, now_ns + LOOK_NS,
                                                    memory_order_relaxed, memory_order_relaxed);
 }
 
-void kvt_shared_root_look(struct kvt_shared_files *shared, enum kvt_remote_op op)
+/* Nothing has the name. 0 nothing is there, then; -ENODEV it was a mount, and is none. */
+static int missing(const struct kvt_shared_files *shared)
+{
+    char up[sizeof(shared->path) + 8];
+    struct stat here, above;
+
+    (void)snprintf(up, sizeof(up), "%s/..", shared->path);
+    return shared->mounted && stat(shared->path, &here) == 0 && stat(up, &above) == 0 &&
+                   here.st_dev == above.st_dev
+               ? -ENODEV
+               : KVT_E_MISS;
+}
+
+int kvt_shared_root_look(struct kvt_shared_files *shared, enum kvt_remote_op op)
 {
     char name[sizeof(shared->path) + 8];
     struct stat there, ours;
+    int rc = 0, err;
 
     if (!look_due(shared, op))
-        return;
+        return 0;
     (void)snprintf(name, sizeof(name), "%s/kvt0", shared->path);
-    memset(&there, 0, sizeof(there));
-    if (lstat(name, &there) != 0 && (op != KVT_REMOTE_PUT || errno != ENOENT))
-        return;
-    if (fstat(shared->root, &ours) == 0 && there.st_dev == ours.st_dev &&
-        there.st_ino == ours.st_ino)
-        return;
-    if (kvt_shared_root_again(shared) != 0)
-        return; /* the request will say why */
+    err = lstat(name, &there) == 0 ? 0 : errno;
+    if (err && err != ENOENT)
+        return 0; /* the request will say why */
+    if (err && op != KVT_REMOTE_PUT)
+        rc = missing(shared);
+    else if (err || fstat(shared->root, &ours) != 0 || there.st_dev != ours.st_dev ||
+             there.st_ino != ours.st_ino)
+        rc = kvt_shared_root_again(shared);
+    atomic_store_explicit(&shared->away, rc != 0, memory_order_relaxed);
+    return rc;
 }

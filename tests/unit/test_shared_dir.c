@@ -399,6 +399,36 @@ static void test_another_directory_has_its_name(void **state)
     assert_int_equal(lines.count, 1);
 }
 
+/* What has been put aside is not read from any more, nor put to, though it is open: who purges by
+ * the name does not reach it. */
+static void test_it_is_put_aside(void **state)
+{
+    char name[200], aside[200], path[300];
+    uint64_t removed;
+    int status = 0;
+
+    (void)state;
+    open_logged(&help);
+    assert_int_equal(remote_help_put_many(&help, NS, 1, KEYS, PAGES, NULL), KEYS);
+    snprintf(name, sizeof(name), "%s/kvt0", dir);
+    snprintf(aside, sizeof(aside), "%s/aside", dir);
+    assert_int_equal(rename(name, aside), 0);
+    for (int i = 0; i < 200 && status != KVT_E_MISS; i++) { /* seen once a second */
+        status = remote_help_get(&help, NS, 1, PAGES);
+        rig_sleep_ms(25);
+    }
+    assert_int_equal(status, KVT_E_MISS);
+    assert_int_equal(remote_help_probe(&help, NS, 1, KEYS, &status), 0);
+    assert_int_equal(status, 0);
+    assert_int_equal(remote_help_drop(&help, NS, 0, 0, &removed), 0);
+    assert_int_equal(removed, 0);
+    assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), 0); /* makes it again */
+    snprintf(path, sizeof(path), "%s/tmp", name);
+    assert_int_equal(access(path, F_OK), 0);
+    assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
+    assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_MISS);
+}
+
 /* Nothing can be put: said once, with the reason, and counted. */
 static void test_trouble_is_told_once(void **state)
 {
@@ -770,6 +800,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_trouble_is_told_once, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_another_directory_has_its_name, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_all_of_it_is_removed, begin, tear_down),
+        cmocka_unit_test_setup_teardown(test_it_is_put_aside, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_over_before_it_began, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_writers_that_are_killed, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_the_cleaner_keeps_the_cap, begin, tear_down),

@@ -38,7 +38,7 @@ static char dir[128], where[160], aside[160];
 static struct remote_help help, other;
 
 static struct log_lines {
-    _Atomic uint32_t links, foreign, leases;
+    _Atomic uint32_t links, foreign, leases, full;
     char link[512]; /* the last one; written before its count, by one thread at a time here */
 } lines;
 
@@ -51,6 +51,7 @@ static void take_line(void *arg, int level, const char *message)
         lines.links++;
     }
     lines.foreign += strstr(message, "is none of ours") != NULL;
+    lines.full += strstr(message, "no room, or a quota") != NULL;
     lines.leases += strstr(message, "nobody cleans until") != NULL;
 }
 
@@ -376,6 +377,7 @@ static void test_full_and_read_only(void **state)
     stored = remote_help_put_many(&help, NS, 1, KEYS, PAGES, &status);
     assert_int_equal(status, KVT_E_NO_SPACE);
     assert_true(stored > 0 && stored < KEYS);
+    assert_int_equal(lines.full, 1);
     assert_int_equal(remote_help_get_many(&help, NS, 1, KEYS, PAGES, &status), stored);
     assert_int_equal(status, KVT_E_MISS);
     assert_int_equal(remote_help_drop(&help, NS, 0, 0, &removed), 0);
@@ -389,8 +391,17 @@ static void test_full_and_read_only(void **state)
     assert_int_equal(remote_help_drop(&help, NS, 0, 0, NULL), -EROFS); /* it does not say "gone" */
     assert_int_equal(mount("kvt", dir, NULL, MS_REMOUNT, NULL), 0);
     assert_int_equal(remote_help_put(&help, NS, 6, PAGES, false), 0);
-    remote_help_close(&help);
+    /* unmounted under it: what is below is not filled, and nothing is found any more */
     assert_int_equal(umount2(dir, MNT_DETACH), 0);
+    for (int i = 0; i < 200 && status != -ENODEV; i++) {
+        status = remote_help_get(&help, NS, 6, PAGES);
+        rig_sleep_ms(25);
+    }
+    assert_int_equal(status, -ENODEV);
+    assert_int_equal(remote_help_put(&help, NS, 6, PAGES, false), -ENODEV);
+    assert_int_equal(remote_help_drop(&help, NS, 0, 0, NULL), -ENODEV);
+    help.remote->ops->stats(help.remote, &stats);
+    assert_int_equal(stats.nodes_down, 1);
 }
 
 /* ---- what is none of ours ------------------------------------------------------------------- */
