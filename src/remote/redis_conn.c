@@ -514,6 +514,8 @@ void redis_conn_turn(struct redis *redis, struct redis_conn *conn, short revents
     conn->wants = 0;
     if (revents || conn->tls)
         good = receive_all(redis, conn);
+    if (!good && conn->state == CONN_READY && !conn->why[0])
+        say(conn, "has closed the connection, or says what no Redis does");
     if (!good && conn->state == CONN_LOGIN && !conn->why[0] && !conn->tls)
         say(conn, "closes the connection at once, or says what no Redis does (with TLS it is "
                   "rediss://)");

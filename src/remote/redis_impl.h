@@ -50,8 +50,9 @@
 #define REDIS_CONNECT_NS INT64_C(2000000000)
 #define REDIS_BACKOFF_MIN_NS INT64_C(100000000)
 #define REDIS_BACKOFF_MAX_NS INT64_C(5000000000)
-#define REDIS_REFRESH_NS INT64_C(200000000)    /* between two looks at the map of a cluster */
-#define REDIS_REPLICAS_NS INT64_C(10000000000) /* the same, for replicas that are new */
+#define REDIS_DOWN_TELL_NS INT64_C(60000000000) /* a node that comes and goes */
+#define REDIS_REFRESH_NS INT64_C(200000000)     /* between two looks at the map of a cluster */
+#define REDIS_REPLICAS_NS INT64_C(10000000000)  /* the same, for replicas that are new */
 
 /* Each node has a connection for each: small questions do not stand behind records. */
 enum redis_lane { LANE_ASK, LANE_READ, LANE_WRITE, LANES };
@@ -199,7 +200,7 @@ struct redis {
     struct redis_agg map_agg, scan_agg, clean_agg;
     struct redis_clean clean;
     bool auth_told, down_told, fence_told;
-    int64_t error_tell_ns; /* no warning of an error before */
+    int64_t error_tell_ns, down_tell_ns; /* no warning of an error, of a node, before */
 
     _Atomic uint64_t connects, losses, redirects, auth_fails, node_count, nodes_down;
 };

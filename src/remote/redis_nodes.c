@@ -153,11 +153,13 @@ void redis_node_failed(struct redis *redis, struct redis_node *node, const char 
         node->fails++;
     node->down_until_ns = redis->now_ns + KVT_MIN(pause, REDIS_BACKOFF_MAX_NS);
     redis->want_map = redis->mode != MODE_SINGLE;
-    if (!redis->down_told && why)
-        kvt_log(&redis->log, KVT_LOG_WARN,
-                "remote: %s %s (trying again; its blocks are misses meanwhile)",
-                redis_node_name(node, name), why);
-    redis->down_told = redis->down_told || why;
+    if (redis->down_told || !why || redis->now_ns < redis->down_tell_ns)
+        return;
+    kvt_log(&redis->log, KVT_LOG_WARN,
+            "remote: %s %s (trying again; its blocks are misses meanwhile)",
+            redis_node_name(node, name), why);
+    redis->down_told = true;
+    redis->down_tell_ns = redis->now_ns + REDIS_DOWN_TELL_NS;
 }
 
 bool redis_node_serves(const struct redis *redis, uint32_t node)

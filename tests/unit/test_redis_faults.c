@@ -30,6 +30,7 @@ static char url[96];
 
 static struct log_lines {
     _Atomic unsigned count; /* "remote: HOST answers: ..." */
+    _Atomic unsigned lost;  /* ... says what no Redis does: a connection is given up */
     char last[512];         /* written before count */
 } lines;
 
@@ -37,6 +38,7 @@ static void take_line(void *arg, int level, const char *message)
 {
     (void)arg;
     (void)level;
+    lines.lost += strstr(message, "says what no Redis does") != NULL;
     if (!strstr(message, " answers: "))
         return;
     snprintf(lines.last, sizeof(lines.last), "%s", message);
@@ -224,6 +226,22 @@ static void test_answers_of_a_wrong_kind(void **state)
     }
 }
 
+/* Nonsense again and again, with sense between: told once, though it is lost each time. */
+static void test_one_that_comes_and_goes(void **state)
+{
+    (void)state;
+    serve(&(struct script){.get = "HTTP/1.1 400 Bad Request\r\n\r\n"});
+    for (int i = 0; i < 8; i++) {
+        int status = remote_help_get(&help, NS, 1, PAGES);
+
+        assert_int_not_equal(status, 0);
+        for (int k = 0; k < 600 && probe_of(1) != KVT_E_MISS; k++)
+            rig_sleep_ms(10);
+        assert_int_equal(probe_of(1), KVT_E_MISS);
+    }
+    assert_int_equal(lines.lost, 1);
+}
+
 /* ---- purges of one that says nothing ----------------------------------------------------------
  */
 
@@ -338,11 +356,9 @@ static void test_rights_taken_away(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        EACH(test_errors_of_all_kinds),
-        EACH(test_answers_of_a_wrong_kind),
-        EACH(test_a_purge_of_one_that_says_nothing),
-        EACH(test_a_purge_that_is_cut_off),
-        EACH(test_a_replica_that_is_written_to),
+        EACH(test_errors_of_all_kinds),     EACH(test_answers_of_a_wrong_kind),
+        EACH(test_one_that_comes_and_goes), EACH(test_a_purge_of_one_that_says_nothing),
+        EACH(test_a_purge_that_is_cut_off), EACH(test_a_replica_that_is_written_to),
         EACH(test_rights_taken_away),
     };
 
