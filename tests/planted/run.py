@@ -52,6 +52,13 @@ def sources():
             if not path.relative_to(ROOT).parts[0].startswith(("build", ".", "dist"))]
 
 
+def kill(group):
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
 class Result:
     """What the copies have found out, all together."""
 
@@ -63,6 +70,7 @@ class Result:
         self.lock = threading.Lock()
         self.sound = {}  # test: whether it passes without a bug
         self.asking = {}  # test: held by the copy that finds that out
+        self.children = set()
         self.caught, self.missed, self.broken = [], [], []
 
     def next(self):
@@ -111,11 +119,21 @@ class Copy:
         if test.startswith("replay_"):
             target = test[len("replay_"):]
             args += [target, ROOT / "tests" / "fuzz" / "corpus" / target]
-        try:
-            return subprocess.run(args, cwd=self.build_dir, capture_output=True, timeout=TIMEOUT_S,
-                                  stdin=subprocess.DEVNULL, env=ENV).returncode == 0
-        except subprocess.TimeoutExpired:
-            return False
+        child = subprocess.Popen(args, cwd=self.build_dir, env=ENV, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                 start_new_session=True)
+        self.result.children.add(child.pid)
+        timer = threading.Timer(TIMEOUT_S, kill, [child.pid])
+        timer.start()
+        try:  # the first test that fails is enough: what comes after it may hang
+            failed = any(b"[  FAILED  ]" in line for line in child.stderr)
+            if failed:
+                kill(child.pid)
+            return child.wait() == 0 and not failed
+        finally:
+            timer.cancel()
+            self.result.children.discard(child.pid)
+            kill(child.pid)  # whoever it left behind
 
     def is_sound(self, test):
         """Whether it passes without a bug: asked once of all copies."""
@@ -204,6 +222,8 @@ def main():
         copy.start()
     while not told.is_set() and any(copy.is_alive() for copy in copies):
         told.wait(0.2)
+    for child in list(result.children):
+        kill(child)
     print("\n".join(result.broken), end="\n" if result.broken else "")
     said = {"planted": {"tried": len(result.caught) + len(result.missed),
                         "failed": len(result.missed)}}
