@@ -151,9 +151,9 @@ static const struct rule {
     {"scrub.read_fail", "safe", "warn", "cold records could not be read",
      "dmesg and smartctl -a tell of the drive"},
     {"disk.segments_unread", "safe", "warn",
-     "segments could not be read when the root was opened; they are kept as they are",
-     "dmesg and smartctl -a tell of the drive; the next open tries again; 'kvtier fsck DIR' names "
-     "them"},
+     "segments could not be read when the root was opened, nor since; they are kept as they are",
+     "dmesg and smartctl -a tell of the drive; they are read again now and then; 'kvtier fsck DIR' "
+     "names them"},
     {"recover.bad", "safe", "note",
      "segments, batches or entries were refused at open: unfinished or damaged",
      "'kvtier fsck DIR', while no process owns it, tells which"},

@@ -149,7 +149,7 @@
     X(disk_blocks, "disk.blocks", "blocks on disk")                                             \
     X(disk_segments, "disk.segments", "segments that hold blocks")                              \
     X(disk_unread, "disk.segments_unread",                                                      \
-      "segments that could not be read at open: kept as they are until the next one")           \
+      "segments that could not be read at open, nor since: kept as they are until they can be") \
     X(disk_erases, "disk.erases_queued", "purged ranges not overwritten yet")                   \
     X(disk_queue_blocks, "disk.queue_blocks", "blocks waiting to be written")                   \
     X(disk_batch_bytes, "disk.batch_bytes",                                                     \

@@ -126,6 +126,7 @@ static void pump(struct kvt_l2 *l2, int64_t now)
     kvt_l2_journal_pump(l2, now);
     kvt_l2_flush_pump(l2);
     kvt_l2_erase_pump(l2, ERASES_PER_RUN);
+    kvt_l2_again_pump(l2, now);
 }
 
 static int64_t next_time(const struct kvt_l2 *l2, int64_t now)
@@ -146,6 +147,7 @@ static int64_t next_time(const struct kvt_l2 *l2, int64_t now)
         next = KVT_MIN(next, l2->super.retry_ns);
     if (l2->journal.owed && l2->journal.step == KVT_L2_JOURNAL_IDLE)
         next = KVT_MIN(next, l2->journal.retry_ns);
+    next = KVT_MIN(next, kvt_l2_again_next(l2));
     return KVT_MAX(next, now);
 }
 
@@ -217,6 +219,7 @@ static int parts_alloc(struct kvt_l2 *l2)
 
 static void parts_free(struct kvt_l2 *l2)
 {
+    kvt_l2_again_end(l2);
     kvt_l2_files_close(l2);
     if (l2->super.file >= 0)
         l2->io->ops->close(l2->io, l2->super.file);
@@ -270,6 +273,7 @@ int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_
         parts_free(l2);
         return rc;
     }
+    kvt_l2_again_start(l2);
     *out = l2;
     return 0;
 }

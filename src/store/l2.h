@@ -92,6 +92,13 @@ struct kvt_l2_params {
     bool (*may_evict)(void *ctx, uint32_t segment);
     /* Optional: which one is taken when none is drained and writes wait. */
     uint32_t (*choose)(void *ctx);
+    /* Optional, all three or none: segments that could not be read at open are looked at again in
+     * the background, one at a time, for as long as there are any. Of one that can be read: room()
+     * says whether so many records may be taken in now (false: asked again soon); found_again() for
+     * each that no purge covers; then again_over(). */
+    bool (*room)(void *ctx, uint32_t records);
+    void (*found_again)(void *ctx, const struct kvt_entry *entry, uint32_t segment);
+    void (*again_over)(void *ctx);
     void *ctx;
 };
 
@@ -112,6 +119,9 @@ void kvt_l2_close(struct kvt_l2 *l2);
 
 /* The callbacks get this context from now on. */
 void kvt_l2_set_ctx(struct kvt_l2 *l2, void *ctx);
+
+/* Segments that could not be read may still come back soon, with parents of what is here. */
+bool kvt_l2_may_return(const struct kvt_l2 *l2);
 
 uint32_t kvt_l2_segment_bytes(const struct kvt_l2 *l2);
 /* Every segment number in a location or callback is below this; constant while open. */
@@ -190,7 +200,7 @@ struct kvt_l2_stats {
     uint64_t segments_live;
     uint64_t segments_recycled;
     uint64_t recovered_bad;
-    uint64_t segments_unread; /* kept aside: they could not be read at open */
+    uint64_t segments_unread; /* kept aside: they could not be read at open, nor since */
     uint64_t enospc;
     uint64_t short_bytes; /* of the cap, that the file system had no room for */
     uint64_t writes_in_flight;

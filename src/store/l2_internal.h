@@ -15,8 +15,10 @@
  *   SEALED     read only           -> PREPARING  recycled, evicted() is called; when `drained`
  * first
  *                                  -> OPEN       at open: appended to again
- *   UNREAD     kept as it is: what could be read of it is served, nothing is written to it but
- *              zeros over purged records, it is not recycled; the next open tries again
+ *   UNREAD     kept as it is: what   -> SEALED     it could be read later (l2_again.c)
+ *              could be read of it   -> BLANK      and held no record of ours
+ *              is served, nothing is written to it but zeros over purged records, it is not
+ *              recycled
  *   any file                       -> ABSENT     dropped to keep the cap, or no space for it
  *
  * Invariants
@@ -90,6 +92,7 @@ struct kvt_l2_segment {
     uint8_t punched;       /* has holes: space is reserved again before reuse */
     uint8_t unsynced;      /* enum kvt_l2_unsynced */
     uint8_t moved;         /* not KVT_L2_SYNCED: among its records are moved ones */
+    uint8_t partly;        /* UNREAD: records that could be read have been reported */
 };
 
 struct kvt_l2_file {
@@ -260,6 +263,49 @@ struct kvt_l2_journal {
     void *ctx;
 };
 
+/* Reads of one segment out of memory: what is not there is -EAGAIN, and wanted. */
+struct kvt_l2_peek {
+    struct kvt_io io;
+    uint8_t *bytes;
+    uint32_t capacity; /* pages */
+    uint32_t page, pages;
+    uint64_t got; /* bytes of them: fewer where the file ends */
+    int status;
+    bool wanting;
+    uint32_t want_page, want_pages;
+    struct kvt_io_req *done;
+};
+
+enum kvt_l2_again_step {
+    KVT_L2_AGAIN_IDLE = 0,
+    KVT_L2_AGAIN_HEADER,
+    KVT_L2_AGAIN_TAIL,
+    KVT_L2_AGAIN_FOOTER,
+    KVT_L2_AGAIN_WALK,
+    KVT_L2_AGAIN_VERIFY,
+    KVT_L2_AGAIN_TAKE
+};
+
+/* Another look at segments that could not be read at open. */
+struct kvt_l2_again {
+    struct kvt_l2_op op;
+    struct kvt_l2_peek peek;
+    struct kvt_l2_scan scan;
+    enum kvt_l2_again_step step;
+    uint8_t *tail;
+    uint32_t segment;
+    uint64_t generation;
+    int slot;
+    bool fetching; /* the peek's range is being read */
+    bool sealed;   /* found by its footer */
+    uint32_t looks, passes, fetches;
+    uint32_t at, kept;
+    uint32_t items;             /* of the journal, when it was last sorted */
+    uint64_t mark, mark_before; /* what a walk has found */
+    uint32_t fails;             /* looks in a row that were of no use */
+    int64_t due_ns, pause_ns;
+};
+
 struct kvt_l2 {
     struct kvt_l2_params params;
     struct kvt_io *io;
@@ -307,6 +353,7 @@ struct kvt_l2 {
     struct kvt_l2_read_list read_queue, read_done;
     uint32_t reads_in_flight;
     struct kvt_l2_erase_queue erase;
+    struct kvt_l2_again again;
     struct kvt_l2_stats stats;
 };
 
@@ -318,7 +365,8 @@ void *kvt_l2_pages_alloc(size_t bytes);
 
 /* l2_segment.c: files, states, preparing */
 void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_state to);
-void kvt_l2_segment_renew(struct kvt_l2 *l2, uint32_t segment); /* to the young end of the list */
+void kvt_l2_segment_renew(struct kvt_l2 *l2, uint32_t segment);  /* to the young end of the list */
+void kvt_l2_segment_by_age(struct kvt_l2 *l2, uint32_t segment); /* ahead of younger generations */
 void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_unsynced state);
 int kvt_l2_file_get(struct kvt_l2 *l2, uint32_t segment, bool create); /* slot, -EAGAIN, -errno */
 void kvt_l2_file_put(struct kvt_l2 *l2, int slot);
@@ -382,5 +430,15 @@ void kvt_l2_purge_coarsen(struct kvt_l2_journal *journal, uint32_t max);
 
 /* l2_recover.c */
 int kvt_l2_recover(struct kvt_l2 *l2, uint64_t *next_sequence);
+
+/* l2_peek.c */
+void kvt_l2_peek_init(struct kvt_l2_peek *peek);
+void kvt_l2_peek_forget(struct kvt_l2_peek *peek); /* what was fetched, to read it anew */
+
+/* l2_again.c */
+void kvt_l2_again_start(struct kvt_l2 *l2); /* after open */
+void kvt_l2_again_pump(struct kvt_l2 *l2, int64_t now);
+int64_t kvt_l2_again_next(const struct kvt_l2 *l2); /* when it wants to run; INT64_MAX */
+void kvt_l2_again_end(struct kvt_l2 *l2);           /* nothing of it is in flight */
 
 #endif

@@ -6,9 +6,9 @@
  * finds what this one found. The youngest segment without footer is opened again and appended to;
  * others get their footer now. Costs: a header and a tail of 64 KiB are read for each segment,
  * several at once. Bad reads: what cannot be read or looks damaged is read twice before that is
- * believed. A segment of which something still cannot be read (UNREAD) is not touched: the next
- * open finds everything that was durable in it. Where it is the journal, or all that tells whose
- * root it is, the open fails and has changed nothing. */
+ * believed. A segment of which something still cannot be read (UNREAD) is not touched: l2_again.c,
+ * or the next open, finds everything that was durable in it. Where it is the journal, or all that
+ * tells whose root it is, the open fails and has changed nothing. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,7 +118,7 @@ static int by_generation(const void *a, const void *b)
 static void keep_aside(struct kvt_l2 *l2, uint32_t number, int status)
 {
     kvt_log(&l2->params.log, KVT_LOG_WARN,
-            "segment %u cannot be read (%s): it is kept as it is until the next open",
+            "segment %u cannot be read (%s): it is kept as it is, and looked at again",
             (unsigned)number, kvt_strerror(status));
     kvt_l2_segment_move(l2, number, KVT_L2_UNREAD);
     l2->segments[number].min_sequence = 0;
@@ -343,6 +343,7 @@ static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segmen
     l2->stats.segments_live += scan->count > 0;
     if (unread) {
         keep_aside(l2, file->number, unread);
+        l2->segments[file->number].partly = scan->count > 0;
     } else if (!scan->count) {
         return 0; /* a header without records: blank */
     } else {

@@ -39,7 +39,7 @@ void kvt_l2_scan_free(struct kvt_l2_scan *scan)
     memset(scan, 0, sizeof *scan);
 }
 
-static void scan_start(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation)
+void kvt_l2_scan_begin(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation)
 {
     scan->file = file;
     scan->segment = segment;
@@ -87,7 +87,7 @@ int kvt_l2_scan_footer(struct kvt_l2_scan *scan, int file, uint32_t segment, uin
     const struct kvt_trailer *trailer;
     int rc;
 
-    scan_start(scan, file, segment, generation);
+    kvt_l2_scan_begin(scan, file, segment, generation);
     if (!tail) {
         tail_bytes = KVT_PAGE_BYTES;
         rc = read_pages(scan, last, 1, scan->window);
@@ -196,15 +196,20 @@ static int walk_step(struct kvt_l2_scan *scan)
     return rc;
 }
 
-int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation)
+int kvt_l2_scan_walk_on(struct kvt_l2_scan *scan)
 {
     int rc;
 
-    scan_start(scan, file, segment, generation);
     do {
         rc = walk_step(scan);
     } while (rc == 1);
     return rc;
+}
+
+int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation)
+{
+    kvt_l2_scan_begin(scan, file, segment, generation);
+    return kvt_l2_scan_walk_on(scan);
 }
 
 /* Pages of a record that is larger than the window. */

@@ -46,6 +46,9 @@ bool kvt_l2_scan_sealed(const uint8_t *last_page, uint32_t segment, uint64_t gen
 
 /* Walk the batches from page 1 on. Always fills entries, count, next_page. 0, -errno. */
 int kvt_l2_scan_walk(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation);
+/* The same in parts: begin, then go on for as long as it returns -EAGAIN of the backend. */
+void kvt_l2_scan_begin(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation);
+int kvt_l2_scan_walk_on(struct kvt_l2_scan *scan);
 
 /* Verify the records of the scanned segment that start at from_page or later; entries whose record
  * does not match, or cannot be read (counted in scan->unread), are removed. skip: optional, entries

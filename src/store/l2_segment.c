@@ -17,7 +17,7 @@ static const uint8_t allowed[KVT_L2_STATES] = {
     [KVT_L2_OPEN] = 1u << KVT_L2_CLOSING,
     [KVT_L2_CLOSING] = 1u << KVT_L2_SEALED | 1u << KVT_L2_BLANK,
     [KVT_L2_SEALED] = 1u << KVT_L2_PREPARING | 1u << KVT_L2_OPEN, /* OPEN: resumed at open */
-    [KVT_L2_UNREAD] = 1u << KVT_L2_ABSENT,
+    [KVT_L2_UNREAD] = 1u << KVT_L2_ABSENT | 1u << KVT_L2_SEALED | 1u << KVT_L2_BLANK,
 };
 
 static void age_append(struct kvt_l2 *l2, uint32_t number)
@@ -52,6 +52,28 @@ void kvt_l2_segment_renew(struct kvt_l2 *l2, uint32_t number)
 {
     age_remove(l2, number);
     age_append(l2, number);
+}
+
+void kvt_l2_segment_by_age(struct kvt_l2 *l2, uint32_t number)
+{
+    struct kvt_l2_segment *segment = &l2->segments[number];
+    uint32_t at = l2->oldest;
+
+    while (at != KVT_L2_NONE &&
+           (at == number || l2->segments[at].generation <= segment->generation))
+        at = l2->segments[at].newer;
+    if (at == KVT_L2_NONE) {
+        kvt_l2_segment_renew(l2, number);
+        return;
+    }
+    age_remove(l2, number);
+    segment->newer = at;
+    segment->older = l2->segments[at].older;
+    if (segment->older == KVT_L2_NONE)
+        l2->oldest = number;
+    else
+        l2->segments[segment->older].newer = number;
+    l2->segments[at].older = number;
 }
 
 void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_unsynced state)

@@ -163,6 +163,7 @@ int64_t kvt_store_run(struct kvt_store *store)
     int64_t next_run, ttl_run, remote_run;
     bool again;
 
+    kvt_ttl_tick(store); /* before anything is numbered */
     reserve_sequence(store);
     roots_run(store);
     kvt_reads_run(store);
@@ -178,7 +179,7 @@ int64_t kvt_store_run(struct kvt_store *store)
     next_run = KVT_MIN(next_run, kvt_scrub_run(store));
     again = kvt_join_run(store);
     kvt_room_sweep(store);
-    if (kvt_purges_run(store) || again || (store->sweep_on && !store->joining))
+    if (kvt_purges_run(store) || again || (store->sweep_on && !kvt_sweep_waits(store)))
         next_run = kvt_store_now(store);
     next_run = KVT_MIN(next_run, kvt_statfile_run(store));
     /* Last: what has just been submitted starts here, and a backend that completes inside reap()

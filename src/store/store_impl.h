@@ -395,5 +395,11 @@ void kvt_disk_forget(struct kvt_store *store, uint32_t number);
 /* Take in some more of what a root that came later has. Returns whether there is more. */
 bool kvt_join_run(struct kvt_store *store);
 void kvt_join_close(struct kvt_store *store);
+/* Parents may still come: what lies behind them is not swept. */
+bool kvt_sweep_waits(const struct kvt_store *store);
+/* Callbacks of the log (l2.h: room, found_again, again_over). ctx: a disk. */
+bool kvt_segment_room(void *ctx, uint32_t records);
+void kvt_segment_found(void *ctx, const struct kvt_entry *record, uint32_t segment);
+void kvt_segment_over(void *ctx);
 
 #endif

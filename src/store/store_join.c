@@ -89,12 +89,35 @@ static struct found *found_new(struct kvt_store_joining *joining)
     return &piece->records[piece->count++];
 }
 
+/* What is kept of a record; ns: of a table of the caller's choice. */
+static struct found describe(const struct kvt_store *store, const struct kvt_entry *record,
+                             uint32_t segment, uint64_t generation, uint32_t ns)
+{
+    struct kvt_full_key parent = record->key;
+    struct found f = {.fp = kvt_index_fingerprint(&store->index, &record->key),
+                      .sequence = record->sequence,
+                      .generation = generation,
+                      .segment = segment,
+                      .page = record->page,
+                      .pages = record->pages,
+                      .ns = (uint16_t)ns,
+                      .map = record->map & 0xfu,
+                      .has_parent = record->parent_len > 0,
+                      .rank = kvt_rank_of(&record->key)};
+
+    if (!f.has_parent)
+        return f;
+    memcpy(parent.hash, record->parent, sizeof(parent.hash));
+    parent.hash_len = record->parent_len;
+    f.parent = kvt_index_fingerprint(&store->index, &parent);
+    return f;
+}
+
 static void record_found(void *ctx, const struct kvt_entry *record, uint32_t segment,
                          uint64_t generation)
 {
     struct kvt_store_joining *joining = ctx;
     uint32_t ns = kvt_namespaces_add(&joining->spaces, record->key.ns, record->key.group);
-    struct kvt_full_key parent = record->key;
     struct found *f;
 
     if (ns == KVT_NS_NONE || kvt_map_id_level(record->map) == 0) {
@@ -107,21 +130,7 @@ static void record_found(void *ctx, const struct kvt_entry *record, uint32_t seg
         joining->err = -ENOMEM;
         return;
     }
-    *f = (struct found){.fp = kvt_index_fingerprint(&joining->store->index, &record->key),
-                        .sequence = record->sequence,
-                        .generation = generation,
-                        .segment = segment,
-                        .page = record->page,
-                        .pages = record->pages,
-                        .ns = (uint16_t)ns,
-                        .map = record->map & 0xfu,
-                        .has_parent = record->parent_len > 0,
-                        .rank = kvt_rank_of(&record->key)};
-    if (!f->has_parent)
-        return;
-    memcpy(parent.hash, record->parent, sizeof(parent.hash));
-    parent.hash_len = record->parent_len;
-    f->parent = kvt_index_fingerprint(&joining->store->index, &parent);
+    *f = describe(joining->store, record, segment, generation, ns);
 }
 
 static int compare_found(const void *a, const void *b)
@@ -225,9 +234,9 @@ static void note_unsaved(struct kvt_store *store)
 
 /* Room for all that the list may bring, parents that are not in it included, at once: an index that
  * grows step by step is built anew at each. */
-static int index_room(struct kvt_store *store, const struct kvt_store_joining *joining)
+static int index_room(struct kvt_store *store, uint64_t count)
 {
-    uint64_t want = (uint64_t)store->index.used + joining->count + joining->count / 8 + 64;
+    uint64_t want = (uint64_t)store->index.used + count + count / 8 + 64;
 
     if (store->params.blocks_max)
         return 0;
@@ -249,7 +258,7 @@ int kvt_store_root_join(struct kvt_store *store, struct kvt_store_joining *joini
         return KVT_E_LIMIT;
     if (!kvt_purges_free(store) || store->joining)
         return -EAGAIN;
-    err = index_room(store, joining);
+    err = index_room(store, joining->count);
     if (!err)
         err = kvt_disk_init(store, number, &joining->root, joining->l2);
     if (!err)
@@ -324,21 +333,14 @@ static void link_found(struct kvt_store *store, uint32_t entry, uint32_t ns, con
         kvt_entry_settle(store, parent);
 }
 
-static void take_in(struct kvt_store *store, struct kvt_store_joining *joining,
-                    const struct found *f)
+/* A record of a namespace of that id, at its place on a root: rule 1. */
+static void put_in(struct kvt_store *store, uint32_t root, const struct found *f,
+                   const uint8_t id[KVT_NS_BYTES], uint32_t group)
 {
-    const struct kvt_namespace *own = kvt_namespace_at(&joining->spaces, f->ns);
     struct kvt_l2_where where = {.segment = f->segment, .page = f->page};
-    uint32_t ns, entry;
+    uint32_t ns = kvt_namespaces_add(&store->spaces, id, group), entry;
     struct kvt_index_entry *e;
 
-    if (!f->map)
-        return;
-    if (purged(store, joining, f, own)) {
-        kvt_l2_erase(store->disks[joining->number].l2, where, f->pages);
-        return;
-    }
-    ns = kvt_namespaces_add(&store->spaces, own->id, own->group);
     if (ns == KVT_NS_NONE || !kvt_namespaces_learn(&store->spaces, ns, f->map, f->pages)) {
         store->counts.recovered_bad++;
         return;
@@ -352,7 +354,7 @@ static void take_in(struct kvt_store *store, struct kvt_store_joining *joining,
     if (kvt_index_present(e))
         return;                 /* rule 1 */
     e->raced |= e->filling > 0; /* what is being stored may be no better: it is dropped */
-    if (!kvt_entry_set_disk(store, entry, joining->number, where)) {
+    if (!kvt_entry_set_disk(store, entry, root, where)) {
         store->counts.recovered_bad++;
         kvt_entry_settle(store, entry);
         return;
@@ -360,6 +362,30 @@ static void take_in(struct kvt_store *store, struct kvt_store_joining *joining,
     kvt_entry_set_map(store, entry, f->map);
     store->counts.recovered_blocks++;
     link_found(store, entry, ns, f);
+}
+
+static void take_in(struct kvt_store *store, struct kvt_store_joining *joining,
+                    const struct found *f)
+{
+    const struct kvt_namespace *own = kvt_namespace_at(&joining->spaces, f->ns);
+    struct kvt_l2_where where = {.segment = f->segment, .page = f->page};
+
+    if (!f->map)
+        return;
+    if (purged(store, joining, f, own))
+        kvt_l2_erase(store->disks[joining->number].l2, where, f->pages);
+    else
+        put_in(store, joining->number, f, own->id, own->group);
+}
+
+static void limits_again(struct kvt_store *store)
+{
+    store->sweep_on = 1;
+    store->activity++;
+    if (kvt_rules_apply_all(store))
+        kvt_log(&store->params.log, KVT_LOG_WARN,
+                "no memory for the limits of namespaces that a root has brought: they hold once "
+                "the namespaces are opened");
 }
 
 static void join_end(struct kvt_store *store)
@@ -370,12 +396,7 @@ static void join_end(struct kvt_store *store)
     store->joining = NULL;
     if (!store->params.roots_pending)
         store->off_purge_count = 0;
-    store->sweep_on = 1;
-    store->activity++;
-    if (kvt_rules_apply_all(store))
-        kvt_log(&store->params.log, KVT_LOG_WARN,
-                "no memory for the limits of namespaces that a root has brought: they hold once "
-                "the namespaces are opened");
+    limits_again(store);
     list_free(joining);
     free(joining);
 }
@@ -410,6 +431,45 @@ bool kvt_join_run(struct kvt_store *store)
         return true;
     join_end(store);
     return false;
+}
+
+/* ---- a segment that could not be read at open, and can be now (l2_again.c) ---- */
+
+bool kvt_segment_room(void *ctx, uint32_t records)
+{
+    const struct kvt_store_disk *disk = ctx;
+
+    if (disk->joining || disk->store->closing || journal_owes(disk->store, disk->number))
+        return false;
+    if (index_room(disk->store, records))
+        kvt_log(&disk->store->params.log, KVT_LOG_WARN,
+                "no memory for all blocks of a segment that can be read again");
+    return true; /* what finds no room is counted */
+}
+
+void kvt_segment_found(void *ctx, const struct kvt_entry *record, uint32_t segment)
+{
+    const struct kvt_store_disk *disk = ctx;
+    struct found f = describe(disk->store, record, segment, 0, 0);
+
+    if (kvt_map_id_level(record->map) == 0)
+        disk->store->counts.recovered_bad++;
+    else
+        put_in(disk->store, disk->number, &f, record->key.ns, record->key.group);
+}
+
+void kvt_segment_over(void *ctx)
+{
+    limits_again(((const struct kvt_store_disk *)ctx)->store);
+}
+
+bool kvt_sweep_waits(const struct kvt_store *store)
+{
+    bool waits = store->joining != NULL;
+
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        waits = waits || kvt_l2_may_return(store->disks[i].l2);
+    return waits;
 }
 
 void kvt_join_close(struct kvt_store *store)

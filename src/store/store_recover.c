@@ -191,6 +191,9 @@ struct kvt_l2_params kvt_root_params(const struct kvt_store *store,
         .evicted = evicted,
         .may_evict = may_evict,
         .choose = choose,
+        .room = kvt_segment_room,
+        .found_again = kvt_segment_found,
+        .again_over = kvt_segment_over,
         .drains = 1,
     };
 }

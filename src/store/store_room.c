@@ -216,7 +216,7 @@ static bool is_orphan(const struct kvt_store *store, const struct kvt_index_entr
 
 void kvt_room_sweep(struct kvt_store *store)
 {
-    if (!store->sweep_on || store->joining) /* parents may still be taken in */
+    if (!store->sweep_on || kvt_sweep_waits(store))
         return;
     for (uint32_t i = 0; i < KVT_STORE_SCAN_ENTRIES; i++) {
         uint32_t entry = store->sweep_cursor++;

@@ -126,16 +126,15 @@ void kvt_ttl_touch(struct kvt_store *store, uint32_t entry)
 
 static void tick_clock(struct kvt_store *store, struct kvt_ttl_clock *clock)
 {
-    uint64_t tick = (uint64_t)store->ttl.now_ns / (uint64_t)clock->unit_ns, last;
+    uint64_t tick = (uint64_t)store->ttl.now_ns / (uint64_t)clock->unit_ns;
 
     if (tick == clock->tick)
         return;
-    /* What was given out since the last tick may be of any of those that passed unseen. */
-    last = clock->marks[clock->tick % KVT_TTL_MARKS];
-    for (uint64_t t = KVT_MAX(clock->tick + 1, tick - KVT_MIN(tick, KVT_TTL_MARKS - 1)); t < tick;
+    /* Nothing was given out in ticks that passed unseen: every message and every run asks for the
+     * time first. */
+    for (uint64_t t = KVT_MAX(clock->tick + 1, tick - KVT_MIN(tick, KVT_TTL_MARKS - 1)); t <= tick;
          t++)
-        clock->marks[t % KVT_TTL_MARKS] = last;
-    clock->marks[tick % KVT_TTL_MARKS] = store->sequence_next;
+        clock->marks[t % KVT_TTL_MARKS] = store->sequence_next;
     clock->tick = tick;
 }
 

@@ -119,7 +119,7 @@ struct sim_fault { /* on a drive */
 struct sim_counts {
     uint64_t commits, good, missed, damaged, flushes, purges, lives, losses, durable, evicted;
     uint64_t unsynced, refused, deaths, faults, sticky;
-    uint64_t quotas, given_up, expired, joined;
+    uint64_t quotas, given_up, expired, joined, unread;
     uint64_t struck[SIM_KINDS]; /* operations that went wrong, by kind of fault */
 };
 

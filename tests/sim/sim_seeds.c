@@ -70,7 +70,7 @@ static void add_counts(const struct sim_counts *counts)
 {
     ADD(commits), ADD(good), ADD(missed), ADD(damaged), ADD(flushes), ADD(purges), ADD(lives);
     ADD(losses), ADD(durable), ADD(evicted), ADD(unsynced), ADD(refused), ADD(deaths), ADD(faults);
-    ADD(sticky), ADD(quotas), ADD(given_up), ADD(expired), ADD(joined);
+    ADD(sticky), ADD(quotas), ADD(given_up), ADD(expired), ADD(joined), ADD(unread);
     for (uint32_t i = 0; i < SIM_KINDS; i++)
         ADD(struck[i]);
 }
@@ -122,8 +122,9 @@ static void print_counts(void)
     printf("%" PRIu64 " blocks that had to be there were, %" PRIu64 " had been evicted\n",
            total.durable, total.evicted);
     printf("quotas looked at %" PRIu64 " times, %" PRIu64 " blocks given up, %" PRIu64
-           " expired; %" PRIu64 " roots that came later\n",
-           total.quotas, total.given_up, total.expired, total.joined);
+           " expired; %" PRIu64 " roots that came later; %" PRIu64
+           " segments could not be read at open\n",
+           total.quotas, total.given_up, total.expired, total.joined, total.unread);
 }
 
 /* How often each kind of fault struck. Returns how many kinds never did. */
@@ -169,7 +170,8 @@ int sim_run(const struct sim_run *run)
         return 1;
     }
     if (!failures && seeds >= 50 &&
-        (!total.durable || !total.good || !total.expired || !total.given_up || !total.joined)) {
+        (!total.durable || !total.good || !total.expired || !total.given_up || !total.joined ||
+         !total.unread)) {
         printf("nothing was demanded: the test is blind\n");
         return 1;
     }
