@@ -27,6 +27,7 @@ from bugs import BUGS  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PREFIX = os.environ.get("KVT_PLANTED_PREFIX")
 TIMEOUT_S = 600
+STUCK_S = 45  # without any processor time: it hangs
 
 
 def environment():
@@ -57,6 +58,18 @@ def kill(group):
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+def ticks(session):
+    """Processor time of all processes of a session."""
+    used = 0
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        used += int(words[11]) + int(words[12]) if int(words[3]) == session else 0
+    return used
 
 
 class Result:
@@ -120,20 +133,20 @@ class Copy:
             target = test[len("replay_"):]
             args += [target, ROOT / "tests" / "fuzz" / "corpus" / target]
         child = subprocess.Popen(args, cwd=self.build_dir, env=ENV, stdin=subprocess.DEVNULL,
-                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                  start_new_session=True)
         self.result.children.add(child.pid)
-        timer = threading.Timer(TIMEOUT_S, kill, [child.pid])
-        timer.start()
-        try:  # the first test that fails is enough: what comes after it may hang
-            failed = any(b"[  FAILED  ]" in line for line in child.stderr)
-            if failed:
-                kill(child.pid)
-            return child.wait() == 0 and not failed
-        finally:
-            timer.cancel()
-            self.result.children.discard(child.pid)
-            kill(child.pid)  # whoever it left behind
+        end, used, moved = time.monotonic() + TIMEOUT_S, 0, time.monotonic()
+        while child.poll() is None and time.monotonic() < min(end, moved + STUCK_S):
+            try:
+                child.wait(1)
+            except subprocess.TimeoutExpired:
+                now = ticks(child.pid)
+                moved = time.monotonic() if now > used else moved
+                used = max(used, now)
+        kill(child.pid)  # a hang is a failure; and whoever it left behind
+        self.result.children.discard(child.pid)
+        return child.wait() == 0
 
     def is_sound(self, test):
         """Whether it passes without a bug: asked once of all copies."""

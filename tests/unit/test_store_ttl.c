@@ -174,6 +174,28 @@ static void gone_for_good(bool crash)
     rig_close(&rig);
 }
 
+/* The process slept, or its machine did: what expired meanwhile is gone for good at once, and what
+ * is stored afterwards is not taken for it. Found by the simulator (seed 800067883). */
+static void test_nobody_ran_while_they_expired(void **state)
+{
+    struct rig_options o = options(16 * SECOND);
+
+    (void)state;
+    begin(&o);
+    for (int i = 0; i < 20; i++)
+        rig_advance(&rig, SECOND);
+    assert_int_equal(put_in(ns, 1, 8), 8);
+    assert_int_equal(rig_flush(&rig), 0);
+    rig.now_ns += 24 * SECOND;
+    assert_int_equal(put_in(ns, 101, 8), 8);
+    assert_int_equal(found(1, 8), 0);
+    rig_reopen(&rig);
+    ns = rig_ns(&rig, 1, pages);
+    assert_int_equal(found(1, 8), 0);
+    assert_int_equal(found(101, 8), 8);
+    rig_close(&rig);
+}
+
 static void test_expired_blocks_do_not_come_back(void **state)
 {
     (void)state;
@@ -621,6 +643,7 @@ int main(void)
         cmocka_unit_test(test_c79_a_clock_set_back_gives_no_time),
         cmocka_unit_test(test_c79_pins_hold_within_their_budget),
         cmocka_unit_test(test_expired_blocks_do_not_come_back),
+        cmocka_unit_test(test_nobody_ran_while_they_expired),
         cmocka_unit_test(test_expired_blocks_are_stored_anew),
         cmocka_unit_test(test_expiry_in_the_middle_of_things),
         cmocka_unit_test(test_stamps_that_come_round),
