@@ -16,13 +16,17 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "base/rng.h"
 #include "support/history.h"
 #include "support/tally.h"
 
-enum { RUN = 8 }; /* blocks of a request; each thread has as many pages */
+enum {
+    RUN = 8,   /* blocks of a request; each thread has as many pages */
+    FEW = 5000 /* operations: of so few none need have been a load that found something */
+};
 
 #if defined(__SANITIZE_ADDRESS__)
 #define OPERATIONS 300000u
@@ -239,6 +243,17 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
+/* Nothing stays pinned. What was prefetched, and loads that were cancelled while the drive reads
+ * for them, hold slots until that read has ended: a pin that is lost holds one for ever. */
+static void pins_end(void)
+{
+    int64_t until_ns = rig_now_ns() + INT64_C(60000000000);
+
+    while (rig_stat(&rig, "dram.pins") > 0 && rig_now_ns() < until_ns)
+        (void)usleep(1000);
+    assert_int_equal(rig_stat(&rig, "dram.pins"), 0);
+}
+
 /* percent: of the time, or of the operations. */
 static void run_history(const char *config, const char *disk, uint32_t percent)
 {
@@ -278,9 +293,9 @@ static void run_history(const char *config, const char *disk, uint32_t percent)
            (unsigned long long)(tried - before), (unsigned long long)loaded,
            (unsigned long long)stored, (unsigned long long)purged, (unsigned long long)canceled);
     assert_int_equal(failed, 0);
-    assert_true(loaded > 0 && stored > 0 && purged > 0);
+    assert_true(tried - before < FEW || (loaded > 0 && stored > 0 && purged > 0));
     (void)kvt_flush(rig.cache); /* writes hold slots too */
-    assert_int_equal(rig_stat(&rig, "dram.pins"), 0);
+    pins_end();
     assert_int_equal(rig_stat(&rig, "verify.checksum_fail"), 0);
     assert_int_equal(rig_stat(&rig, "client.requests_held"), 0);
 }

@@ -31,6 +31,7 @@ struct block {
     uint8_t may;     /* bit m: map m may be seen */
     uint8_t must;    /* the map that is seen if any; 0: any of `may` */
     bool durable;    /* flushed since its last commit */
+    bool doubtful;   /* perhaps what a flush has told as lost; it says so once */
     uint32_t purges; /* how often it was purged */
 };
 
@@ -274,7 +275,7 @@ static void op_commit(struct model *m)
     assert_int_equal(status, 0);
     b->may |= (uint8_t)(1u << fill.map);
     b->must = fill.map;
-    b->durable = false;
+    b->durable = b->doubtful = false;
     m->commits++;
 }
 
@@ -297,7 +298,7 @@ static void op_put(struct model *m)
             continue;
         b->may |= (uint8_t)(1u << map);
         b->must = map;
-        b->durable = false;
+        b->durable = b->doubtful = false;
         m->commits++;
     }
 }
@@ -457,12 +458,18 @@ static void op_purge(struct model *m)
 
 static void op_flush(struct model *m)
 {
+    bool lost;
+
     unhold_io(m);
-    if (rig_flush(&m->rig) != 0 || !m->rig.io)
-        return;
-    for (uint32_t ns = 1; ns <= NAMESPACES; ns++)
-        for (uint32_t i = 0; i < BLOCKS; i++)
-            m->blocks[ns][i].durable = m->blocks[ns][i].must != 0;
+    lost = rig_flush(&m->rig) != 0;
+    for (uint32_t ns = 1; ns <= NAMESPACES && m->rig.io; ns++)
+        for (uint32_t i = 0; i < BLOCKS; i++) {
+            struct block *b = &m->blocks[ns][i];
+
+            b->doubtful = b->doubtful || (lost && !b->durable);
+            if (!lost)
+                b->durable = b->must != 0 && (b->durable || !b->doubtful);
+        }
 }
 
 static void open_spaces(struct model *m)
