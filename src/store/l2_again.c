@@ -254,8 +254,6 @@ static void header_step(struct kvt_l2 *l2)
         return;
     if (!rc)
         rc = kvt_segment_header_check(header, again->segment, l2->root_id);
-    if (!rc && header->segment_bytes != l2->segment_bytes)
-        rc = KVT_E_CORRUPT;
     if (rc == KVT_E_CORRUPT) {
         if (once_more(again, KVT_L2_AGAIN_HEADER))
             return;
@@ -263,7 +261,8 @@ static void header_step(struct kvt_l2 *l2)
         again->step = KVT_L2_AGAIN_TAKE;
         return;
     }
-    if (!rc && (header->generation >= l2->generation_next ||
+    if (!rc && (header->generation >= l2->generation_next || /* of another length: open decides */
+                header->segment_bytes != l2->segment_bytes ||
                 (segment->generation && segment->generation != header->generation)))
         rc = KVT_E_STALE;
     if (rc) {
