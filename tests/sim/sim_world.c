@@ -133,6 +133,8 @@ static void choose_shape(struct sim *sim)
     shape->latency_min = (int64_t)PICK(sim, 0, 10000, 100000);
     shape->latency_max = shape->latency_min + (int64_t)PICK(sim, 0, 50000, 2000000);
     shape->disks = (uint32_t)PICK(sim, 1, 1, 1, 1, 1, 1, 2, 2, 2, 0);
+    if (!shape->disks) /* a namespace whose records fit nowhere is refused */
+        shape->cache_bytes = KVT_MAX(shape->cache_bytes, (uint64_t)largest * KVT_PAGE_BYTES);
     shape->write = (int)sim_roll(sim, 4);
     shape->faults = dice < 4 ? SIM_SOUND : dice < 8 ? SIM_HONEST : SIM_LYING;
     shape->late = shape->disks == SIM_DISKS && sim_roll(sim, 2);
