@@ -92,7 +92,7 @@ class Report(C.Structure):
 class Kvtier:
     """The few calls of kvtier/cache.h that are needed."""
 
-    def __init__(self, library, dram, disk, level, ctas):
+    def __init__(self, library, dram, disk, level, ctas, load_ctas):
         self.lib = C.CDLL(library)
         self.lib.kvt_strerror.restype = C.c_char_p
         self.lib.kvt_lookup.restype = C.c_long
@@ -109,7 +109,8 @@ class Kvtier:
         config, self.cache, error = C.c_void_p(), C.c_void_p(), C.create_string_buffer(512)
         self.check(self.lib.kvt_config_new(C.byref(config)), "config")
         for key, value in (("dram", dram), ("disk", disk), ("level", level), ("env", "no"),
-                           ("gpu_store_ctas", ctas), ("request_blocks_max", "65536")):
+                           ("gpu_store_ctas", ctas), ("gpu_ctas", load_ctas),
+                           ("request_blocks_max", "65536")):
             if value:
                 self.check(self.lib.kvt_config_set(config, key.encode(), str(value).encode()), key)
         rc = self.lib.kvt_open(config, C.byref(self.cache), error, C.c_size_t(512))
@@ -392,7 +393,8 @@ def restore(args, torch, engine, tier, prompt, keys):
 
 def open_tier(args, engine, name):
     disk = f"{args.dir}:{args.disk}" if args.dir else None
-    tier = Kvtier(args.library, args.dram, disk, args.level, args.store_ctas)
+    tier = Kvtier(args.library, args.dram, disk, args.level, args.store_ctas,
+                  args.load_ctas)
     tier.register(engine.tensors, name)
     return tier
 
@@ -541,6 +543,7 @@ def main():
     parser.add_argument("--dir", help="of the disk tier; none: DRAM only")
     parser.add_argument("--disk", default="16GiB")
     parser.add_argument("--store-ctas", default="96")
+    parser.add_argument("--load-ctas", default="16")
     parser.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     import torch

@@ -22,6 +22,8 @@ extern const int kvt_gpu_images_built;
 
 enum kvt_gpu_kernel { /* order of kvt_gpu_images */
                       KVT_GPU_DECODE,
+                      KVT_GPU_ENCODE_DENSE_C4,
+                      KVT_GPU_ENCODE_DENSE_C5,
                       KVT_GPU_ENCODE_C4,
                       KVT_GPU_ENCODE_C5,
                       KVT_GPU_ENCODE_UNIFORM,
@@ -82,6 +84,8 @@ kvt_cu_ptr kvt_gpu_pinned(struct kvt_gpu *gpu, const void *memory, size_t bytes)
 #define KVT_GPU_DEPTH_MAX 8u
 #define KVT_GPU_JOBS_MAX 16u
 
+#define KVT_GPU_TURN_WORDS 2u /* behind the status words of a wave: of the two dense encoders */
+
 struct kvt_gpu_wave {   /* one wave of the staging ring */
     kvt_cu_ptr staging; /* its records */
     kvt_cu_ptr status, counters, page_hashes;
@@ -134,13 +138,23 @@ void kvt_gpu_stage_reset_layers(struct kvt_gpu_stage *stage);
 
 /* ---- plan ---- */
 
-#define KVT_GPU_CLASSES 4 /* decode handles 0 to 2 at once; encode and raw one class a launch */
-enum kvt_gpu_class { KVT_GPU_CLASS_C4, KVT_GPU_CLASS_C5, KVT_GPU_CLASS_UNIFORM, KVT_GPU_CLASS_RAW };
+/* Encode and raw take one class a launch, decode all but the raw one at once. Dense: rows of 128
+ * bf16 elements that can be read 16 bytes at a time; each unit has an entry, keys come first. */
+enum kvt_gpu_class {
+    KVT_GPU_CLASS_DENSE_C4,
+    KVT_GPU_CLASS_DENSE_C5,
+    KVT_GPU_CLASS_C4,
+    KVT_GPU_CLASS_C5,
+    KVT_GPU_CLASS_UNIFORM,
+    KVT_GPU_CLASS_RAW,
+    KVT_GPU_CLASSES
+};
 
 struct kvt_gpu_span { /* consecutive parts of the table */
     uint32_t first_part, part_count;
     uint32_t first_unit, unit_count;
     uint32_t units_per_part; /* 0: they differ */
+    uint32_t key_units;      /* so many units, all of keys, come first */
 };
 
 struct kvt_gpu_spans { /* what the launches over (some parts of) a record cover */

@@ -11,6 +11,8 @@
     extern const uint8_t kvt_gpu_image_##name[] __attribute__((visibility("hidden")))
 
 IMAGE(decode);
+IMAGE(encode_dense_c4);
+IMAGE(encode_dense_c5);
 IMAGE(encode_c4);
 IMAGE(encode_c5);
 IMAGE(encode_uniform);
@@ -21,6 +23,10 @@ const int kvt_gpu_images_built = 1;
 
 const struct kvt_gpu_image kvt_gpu_images[KVT_GPU_KERNELS] = {
     [KVT_GPU_DECODE] = {"kvt_gpu_decode", kvt_gpu_image_decode, 0, KVT_GPU_WARPS},
+    [KVT_GPU_ENCODE_DENSE_C4] = {"kvt_gpu_encode_dense_c4", kvt_gpu_image_encode_dense_c4,
+                                 KVT_GPU_DENSE_C4_SHARED, KVT_GPU_ENCODE_WARPS},
+    [KVT_GPU_ENCODE_DENSE_C5] = {"kvt_gpu_encode_dense_c5", kvt_gpu_image_encode_dense_c5,
+                                 KVT_GPU_DENSE_C5_SHARED, KVT_GPU_ENCODE_WARPS},
     [KVT_GPU_ENCODE_C4] = {"kvt_gpu_encode_c4", kvt_gpu_image_encode_c4, KVT_GPU_ENCODE_C4_SHARED,
                            KVT_GPU_ENCODE_WARPS},
     [KVT_GPU_ENCODE_C5] = {"kvt_gpu_encode_c5", kvt_gpu_image_encode_c5, KVT_GPU_ENCODE_C5_SHARED,

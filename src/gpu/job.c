@@ -31,6 +31,7 @@
 #define CHECK_CTAS_MANY \
     8u /* of 48 and more in all, and a sixth of many more: as long as the coder */
 #define CHECK_CTAS_PART 6u
+#define CHECK_CTAS_EVICT 11u /* an eleventh: the encoder takes ten times as long */
 
 static int launch(struct kvt_gpu *gpu, enum kvt_gpu_kernel kernel, uint32_t ctas, uint64_t warps,
                   void *parameter, kvt_cu_stream stream)
@@ -75,6 +76,10 @@ static int run_coding(const struct kvt_gpu_batch *batch, enum kvt_gpu_kernel ker
         .units_per_part = span->units_per_part,
         .records = batch->count,
         .guard = (uint32_t)guard,
+        .key_units = span->key_units,
+        /* behind the status words, which are all ones at the start as well */
+        .turns = batch->wave->status +
+                 (batch->count + (kernel == KVT_GPU_ENCODE_DENSE_C5)) * sizeof(uint32_t),
     };
     kvt_cu_ptr skipped = (kvt_cu_ptr)batch->range->from_page * KVT_GPU_PAGE_BYTES;
     for (uint32_t i = 0; i < batch->count; i++) {
@@ -182,6 +187,8 @@ static int restore_wave(const struct kvt_gpu_batch *batch)
 static int encode_classes(const struct kvt_gpu_batch *batch, int guard)
 {
     static const enum kvt_gpu_kernel kernels[KVT_GPU_CLASSES] = {
+        [KVT_GPU_CLASS_DENSE_C4] = KVT_GPU_ENCODE_DENSE_C4,
+        [KVT_GPU_CLASS_DENSE_C5] = KVT_GPU_ENCODE_DENSE_C5,
         [KVT_GPU_CLASS_C4] = KVT_GPU_ENCODE_C4,
         [KVT_GPU_CLASS_C5] = KVT_GPU_ENCODE_C5,
         [KVT_GPU_CLASS_UNIFORM] = KVT_GPU_ENCODE_UNIFORM,
@@ -203,7 +210,8 @@ static int evict_wave(const struct kvt_gpu_batch *batch, int guard)
     int status = await(gpu, stage->code_stream, wave->empty);
     if (status == 0)
         status = kvt_gpu_check(gpu, gpu->cuda.fill_words_async(wave->status, KVT_GPU_STATUS_OK,
-                                                               batch->count, stage->code_stream));
+                                                               batch->count + KVT_GPU_TURN_WORDS,
+                                                               stage->code_stream));
     if (status == 0)
         status = encode_classes(batch, guard);
     if (status == 0)
@@ -247,6 +255,7 @@ static int prepare(struct kvt_gpu_job *job, const struct kvt_gpu_item *items, si
     job->ctas = order->ctas > 0 ? order->ctas : plan->stage->opts.ctas;
     job->move_ctas = order->ctas > 0 ? KVT_MAX(order->ctas / 4, 1u) : plan->stage->opts.move_ctas;
     job->check_ctas = job->ctas < 8     ? 0
+                      : evict           ? (job->ctas + CHECK_CTAS_EVICT - 1) / CHECK_CTAS_EVICT
                       : job->ctas >= 48 ? KVT_MAX(CHECK_CTAS_MANY, job->ctas / CHECK_CTAS_PART)
                                         : KVT_MIN((3 * job->ctas + 8) / 16, CHECK_CTAS_MAX);
     job->count = n;

@@ -25,6 +25,7 @@
 #define KVT_GPU_LEVELS 513u /* entries of -256 to 256: beyond all thresholds */
 #define KVT_GPU_LEVELS_BYTES (KVT_GPU_LEVELS * 128u)
 #define KVT_GPU_SIGNS_BYTES 256u
+#define KVT_GPU_TURNS_BYTES 16u           /* of the dense encoders, before the stages */
 #define KVT_GPU_C4_STAGE_BYTES 1088u      /* a piece of 128, keys */
 #define KVT_GPU_C5_STAGE_BYTES 1344u      /* and its plane */
 #define KVT_GPU_UNIFORM_STAGE_BYTES 2112u /* 8 bits */
@@ -34,6 +35,8 @@
     (KVT_GPU_LEVELS_BYTES + KVT_GPU_SIGNS_BYTES + KVT_GPU_ENCODE_WARPS * KVT_GPU_C5_STAGE_BYTES)
 #define KVT_GPU_ENCODE_UNIFORM_SHARED \
     (KVT_GPU_SIGNS_BYTES + KVT_GPU_ENCODE_WARPS * KVT_GPU_UNIFORM_STAGE_BYTES)
+#define KVT_GPU_DENSE_C4_SHARED (KVT_GPU_ENCODE_C4_SHARED + KVT_GPU_TURNS_BYTES)
+#define KVT_GPU_DENSE_C5_SHARED (KVT_GPU_ENCODE_C5_SHARED + KVT_GPU_TURNS_BYTES)
 
 /* One part of the group, as the kernels walk it. A unit is one (head, tile) of a part: what one
  * warp does at a time. */
@@ -63,6 +66,11 @@ struct kvt_gpu_coding {
     uint32_t units_per_part; /* when all parts have the same number, else 0 */
     uint32_t records;
     uint32_t guard; /* judge keys */
+    /* Of the dense encoders: so many units of keys come first; and a word on the device, all ones,
+     * that counts the turns taken. */
+    uint32_t key_units;
+    uint32_t reserved;
+    uint64_t turns;
     uint64_t payload[KVT_GPU_RECORDS_MAX];
     uint32_t block[KVT_GPU_RECORDS_MAX];
 };
@@ -97,7 +105,7 @@ struct kvt_gpu_paging {
 #define KVT_GPU_ASSERT _Static_assert
 #endif
 KVT_GPU_ASSERT(sizeof(struct kvt_gpu_part) == 80, "part");
-KVT_GPU_ASSERT(sizeof(struct kvt_gpu_coding) == 40 + 12 * KVT_GPU_RECORDS_MAX, "coding");
+KVT_GPU_ASSERT(sizeof(struct kvt_gpu_coding) == 56 + 12 * KVT_GPU_RECORDS_MAX, "coding");
 KVT_GPU_ASSERT(sizeof(struct kvt_gpu_result) == 16, "result");
 KVT_GPU_ASSERT(sizeof(struct kvt_gpu_paging) == 56 + 24 * KVT_GPU_RECORDS_MAX, "paging");
 

@@ -12,17 +12,6 @@
 #include "gpu/gpu_internal.h"
 #include "kvtier/codec.h"
 
-static enum kvt_gpu_class class_of(const struct kvt_part *part, int level)
-{
-    struct kvt_piece piece;
-    if (level == KVT_LEVEL_RAW)
-        return KVT_GPU_CLASS_RAW;
-    kvt_piece_init(&piece, level, part->dtype, kvt_part_is_key(part), KVT_PIECE_DIM_MAX);
-    if (piece.coder != KVT_CODER_GAUSS)
-        return KVT_GPU_CLASS_UNIFORM;
-    return piece.bits == 4 ? KVT_GPU_CLASS_C4 : KVT_GPU_CLASS_C5;
-}
-
 /* Rows of the entry can be touched 16 bytes at a time: every address that starts a row, or a piece
  * of it, is a multiple of 16. */
 static uint8_t is_vector(const struct kvt_gpu_part *entry)
@@ -30,6 +19,19 @@ static uint8_t is_vector(const struct kvt_gpu_part *entry)
     return entry->stride_elem == entry->element_bytes && entry->base % 16 == 0 &&
            entry->stride_block % 16 == 0 && entry->stride_head % 16 == 0 &&
            entry->stride_token % 16 == 0 && entry->head_dim * entry->element_bytes % 16 == 0;
+}
+
+static enum kvt_gpu_class class_of(const struct kvt_gpu_part *entry)
+{
+    int dense =
+        entry->vector && entry->dtype == KVT_DTYPE_BF16 && entry->head_dim == KVT_PIECE_DIM_MAX;
+    if (entry->coder == 0)
+        return KVT_GPU_CLASS_RAW;
+    if (entry->coder != KVT_CODER_GAUSS)
+        return KVT_GPU_CLASS_UNIFORM;
+    if (entry->bits == 4)
+        return dense ? KVT_GPU_CLASS_DENSE_C4 : KVT_GPU_CLASS_C4;
+    return dense ? KVT_GPU_CLASS_DENSE_C5 : KVT_GPU_CLASS_C5;
 }
 
 /* ---- entries ---- */
@@ -40,6 +42,7 @@ struct builder {
     uint32_t count, first_unit;
     uint32_t tokens; /* of a block */
     enum kvt_gpu_class class;
+    int key; /* of a dense class: keys, or what is not */
 };
 
 /* Where the walk over the payload stands. */
@@ -78,6 +81,20 @@ static void push_rows(struct builder *b, const struct kvt_gpu_part *head, uint32
         }
 }
 
+/* An entry for each unit. */
+static void push_units(struct builder *b, const struct kvt_gpu_part *all, uint32_t heads)
+{
+    for (uint32_t i = 0; i < heads * all->tiles; i++) {
+        struct kvt_gpu_part unit = *all;
+        unit.base += (uint64_t)(all->stride_head * (i / all->tiles) +
+                                all->stride_token * (i % all->tiles) * KVT_TILE_TOKENS);
+        unit.payload_at += i * all->unit_bytes;
+        unit.order_at += i;
+        unit.tiles = 1;
+        push(b, &unit, 1);
+    }
+}
+
 /* Heads [head, head + heads) of a layout's part, all at `level`. Moves the place. */
 static void add_heads(struct builder *b, uint32_t index, uint32_t head, uint32_t heads, int level,
                       struct place *at)
@@ -109,10 +126,14 @@ static void add_heads(struct builder *b, uint32_t index, uint32_t head, uint32_t
         entry.bits = piece.bits;
         entry.guard_ratio = entry.key ? kvt_guard_ratio(level) : 0.0f;
     }
-    int whole = b->tokens % KVT_TILE_TOKENS == 0;
-    int wanted = class_of(part, level) == b->class && index >= b->source->first_part &&
+    entry.vector = is_vector(&entry);
+    int whole = b->tokens % KVT_TILE_TOKENS == 0, dense = b->class <= KVT_GPU_CLASS_DENSE_C5;
+    int wanted = class_of(&entry) == b->class && (!dense || entry.key == b->key) &&
+                 index >= b->source->first_part &&
                  index - b->source->first_part < b->source->part_count;
-    if (wanted && whole)
+    if (wanted && dense)
+        push_units(b, &entry, heads);
+    else if (wanted && whole)
         push(b, &entry, heads * entry.tiles);
     else if (wanted)
         push_rows(b, &entry, heads, row_bytes);
@@ -193,6 +214,8 @@ static struct kvt_gpu_span span_of(const struct builder *b, uint32_t first, uint
             span.units_per_part = units;
         else if (units != span.units_per_part)
             span.units_per_part = 0;
+        if (b->parts[i].key && span.key_units == span.unit_count)
+            span.key_units += units;
         span.unit_count += units;
     }
     return span;
@@ -212,7 +235,8 @@ uint32_t kvt_gpu_table(const struct kvt_gpu_source *source, struct kvt_gpu_part 
     for (int class = 0; class < KVT_GPU_CLASSES; class ++) {
         from[class] = b.count;
         b.class = (enum kvt_gpu_class) class;
-        add_class(&b);
+        for (b.key = class <= KVT_GPU_CLASS_DENSE_C5; b.key >= 0; b.key--)
+            add_class(&b);
     }
     from[KVT_GPU_CLASSES] = b.count;
     if (source->map->lead_bytes > 0 && source->first_part == 0)

@@ -65,7 +65,7 @@ static uint64_t lay_out_device(struct kvt_gpu_stage *stage, kvt_cu_ptr base)
     for (uint32_t i = 0; i < stage->opts.depth; i++) {
         struct kvt_gpu_wave *w = &stage->waves[i];
         w->counters = take(&at, wave * sizeof(uint32_t), 256);
-        w->status = take(&at, wave * sizeof(uint32_t), 256);
+        w->status = take(&at, (wave + KVT_GPU_TURN_WORDS) * sizeof(uint32_t), 256);
         w->page_hashes = take(&at, stage->pages * sizeof(uint64_t), 256);
         w->staging = take(&at, stage->pages * (uint64_t)KVT_GPU_PAGE_BYTES, KVT_GPU_PAGE_BYTES);
     }

@@ -86,6 +86,20 @@ template <int D> struct Means {
     uint32_t channel[COUNT];
 };
 
+// Sums over the lanes that differ in one bit of the row; each keeps HALF of what it had.
+template <int HALF> __device__ __forceinline__ void fold(float *v, bool upper, int mask)
+{
+    if constexpr (HALF == 0) {
+        v[0] = __fadd_rn(v[0], __shfl_xor_sync(FULL, v[0], mask));
+    } else {
+#pragma unroll
+        for (int i = 0; i < HALF; i++) {
+            float give = upper ? v[i] : v[i + HALF], keep = upper ? v[i + HALF] : v[i];
+            v[i] = __fadd_rn(keep, __shfl_xor_sync(FULL, give, mask));
+        }
+    }
+}
+
 template <int D>
 __device__ __forceinline__ void channel_means(const float (*x)[D / 4], const Lane &lane,
                                               Means<D> &means)
@@ -95,20 +109,9 @@ __device__ __forceinline__ void channel_means(const float (*x)[D / 4], const Lan
 #pragma unroll
     for (int i = 0; i < PER; i++)
         v[i] = __fadd_rn(x[0][i], x[1][i]);
-#pragma unroll
-    for (int level = 0; level < 3; level++) {
-        int half = PER >> (level + 1), mask = 16 >> level;
-        bool upper = lane.id & mask;
-        if (half == 0) {
-            v[0] = __fadd_rn(v[0], __shfl_xor_sync(FULL, v[0], mask));
-            continue;
-        }
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float give = upper ? v[i] : v[i + half], keep = upper ? v[i + half] : v[i];
-            v[i] = __fadd_rn(keep, __shfl_xor_sync(FULL, give, mask));
-        }
-    }
+    fold<PER / 2>(v, lane.id & 16, 16);
+    fold<PER / 4>(v, lane.id & 8, 8);
+    fold<PER / 8>(v, lane.id & 4, 4);
     uint32_t first = D >= 32 ? lane.row * COUNT : lane.row / 2;
 #pragma unroll
     for (int k = 0; k < COUNT; k++) {
@@ -118,80 +121,98 @@ __device__ __forceinline__ void channel_means(const float (*x)[D / 4], const Lan
     }
 }
 
-// The lane's own means, largest first; of equal ones the lower channel. size: magnitude bits + 1, 0
-// when none is left; what: twice the place among the lane's channels, plus the mean's sign.
-template <int COUNT> struct Queue {
-    uint32_t size[COUNT], what[COUNT];
-    __device__ explicit Queue(const float *mean)
-    {
-#pragma unroll
-        for (int k = 0; k < COUNT; k++) {
-            uint32_t bits = __float_as_uint(mean[k]);
-            size[k] = (bits & 0x7fffffffu) + 1u;
-            what[k] = 2u * k + (bits >> 31);
-        }
-#pragma unroll
-        for (int end = COUNT - 1; end > 0; end--)  // neighbours only: equal ones keep their order
-#pragma unroll
-            for (int k = 0; k < end; k++) {
-                bool later = size[k + 1] > size[k];
-                uint32_t larger = max(size[k], size[k + 1]), first = what[k];
-                size[k + 1] = min(size[k], size[k + 1]);
-                size[k] = larger;
-                what[k] = later ? what[k + 1] : first;
-                what[k + 1] = later ? first : what[k + 1];
-            }
-    }
-    __device__ __forceinline__ void pop()
-    {
-#pragma unroll
-        for (int k = 0; k + 1 < COUNT; k++)
-            size[k] = size[k + 1], what[k] = what[k + 1];
-        size[COUNT - 1] = 0;
-    }
-};
-
-// Choose and store the largest means: out gets 32 bytes, stored[] what a decoder adds back, and
-// mean[] the means themselves (both D floats of shared memory), both with the transform's signs.
+// Choose and store the largest means, of equal ones the lower channel first: out gets 32 bytes,
+// stored[] (D floats of shared memory) what a decoder adds back, with the transform's signs, and
+// left[] what of its own means a lane has not stored.
 template <int D>
 __device__ __forceinline__ void choose_offsets(const Means<D> &means, const Lane &lane,
-                                               uint8_t *out, float *mean, float *stored)
+                                               uint8_t *out, float *stored, float *left)
 {
     constexpr int COUNT = Means<D>::COUNT;
+    constexpr uint32_t NONE = 0xffu;
     const uint32_t first = means.channel[0];  // a lane's channels follow each other in one run
     const uint32_t signs = sign_word(first / 32) >> first % 32;
     bool writes = D >= 32 || (lane.row & 1) == 0;  // D = 16: two lanes have each channel
+    uint32_t size[COUNT], place[COUNT];  // magnitude bits + 1, 0 when chosen; and in which round
 #pragma unroll
-    for (int k = 0; k < COUNT; k++)
-        if (writes) {
-            mean[first + k] = __uint_as_float(__float_as_uint(means.mean[k]) ^
-                                              (signs >> k & 1u) << 31);
-            stored[first + k] = 0.0f;
-        }
+    for (int k = 0; k < COUNT; k++) {
+        size[k] = (__float_as_uint(means.mean[k]) & 0x7fffffffu) + 1u;
+        place[k] = NONE;
+    }
     if (lane.id < 8)
         reinterpret_cast<uint32_t *>(out)[lane.id] = 0;
     __syncwarp();
-    Queue<COUNT> queue(means.mean);
 #pragma unroll 1
     for (uint32_t round = 0; round < Geometry<D>::OFFSETS; round++) {
-        uint32_t best = __reduce_max_sync(FULL, queue.size[0]);
-        uint32_t channel = first + queue.what[0] / 2;
-        bool wins = queue.size[0] == best;
+        uint32_t own = size[0];
+#pragma unroll
+        for (int k = 1; k < COUNT; k++)
+            own = max(own, size[k]);
+        uint32_t best = __reduce_max_sync(FULL, own);
+        bool wins = own == best;
         uint32_t votes = __ballot_sync(FULL, wins);
-        if (votes & (votes - 1))  // a tie: the lower channel
+        if (votes & (votes - 1)) {  // a tie: the lower channel
+            uint32_t channel = first;
+#pragma unroll
+            for (int k = COUNT - 1; k >= 0; k--)
+                channel = size[k] == best ? first + k : channel;
             wins = __reduce_min_sync(FULL, wins ? channel : 0xffffffffu) == channel && wins;
-        if (!wins)
-            continue;
-        uint32_t half = float_bf16(__uint_as_float((best - 1u) | queue.what[0] << 31));
-        if (writes) {
-            out[2 * round] = static_cast<uint8_t>(half);
-            out[2 * round + 1] = static_cast<uint8_t>(half >> 8);
-            out[16 + round] = static_cast<uint8_t>(channel);
-            stored[channel] = bf16_float(half ^ (signs >> queue.what[0] / 2 & 1u) << 15);
         }
-        queue.pop();
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) {
+            bool this_one = wins && size[k] == best;
+            size[k] = this_one ? 0u : size[k];
+            place[k] = this_one ? round : place[k];
+            wins = wins && !this_one;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < COUNT; k++) {
+        uint32_t half = float_bf16(means.mean[k]);
+        bool chosen = place[k] != NONE;
+        left[k] = chosen ? __fsub_rn(means.mean[k], bf16_float(half)) : means.mean[k];
+        if (!writes)
+            continue;
+        stored[first + k] = chosen ? bf16_float(half ^ (signs >> k & 1u) << 15) : 0.0f;
+        if (chosen) {
+            *reinterpret_cast<uint16_t *>(out + 2 * place[k]) = static_cast<uint16_t>(half);
+            out[16 + place[k]] = static_cast<uint8_t>(first + k);
+        }
     }
     __syncwarp();
+}
+
+// The sum of the squares of what is left of a tile's means, in the codec's order: the channel bits
+// from the top are q, c, e. A lane has consecutive e, the lanes' bits have the rest.
+template <int D> __device__ __forceinline__ float residue_of(float *left)
+{
+    constexpr int COUNT = Means<D>::COUNT, Q = Geometry<D>::Q;
+    auto over = [&](int mask) {
+#pragma unroll
+        for (int k = 0; k < COUNT; k++)
+            left[k] = __fadd_rn(left[k], __shfl_xor_sync(FULL, left[k], mask));
+    };
+#pragma unroll
+    for (int k = 0; k < COUNT; k++)
+        left[k] = __fmul_rn(left[k], left[k]);
+    if constexpr (Q >= 2)
+        over(16);
+    if constexpr (Q == 4)
+        over(8);
+    over(2);
+    over(1);
+    if constexpr (Q == 1)
+        over(16);
+    if constexpr (Q <= 2)
+        over(8);
+    if constexpr (D >= 32)
+        over(4);
+    if constexpr (COUNT == 4)
+        return __fadd_rn(__fadd_rn(left[0], left[2]), __fadd_rn(left[1], left[3]));
+    else if constexpr (COUNT == 2)
+        return __fadd_rn(left[0], left[1]);
+    else
+        return left[0];
 }
 
 // ---- the transform ----
@@ -341,11 +362,10 @@ __device__ __forceinline__ void load_signed(const kvt_gpu_part &part, const kvt_
 template <int D>
 __device__ __forceinline__ void take_offsets(const kvt_gpu_part &part, const kvt_gpu_part *at,
                                              const char *row, uint32_t first, uint8_t *out,
-                                             float *mean, float *stored, bool judge,
-                                             const Lane &lane, Energy &energy)
+                                             float *stored, bool judge, const Lane &lane,
+                                             Energy &energy)
 {
-    constexpr int E = Geometry<D>::E;
-    float x[2][D / 4];
+    float x[2][D / 4], left[Means<D>::COUNT];
     Means<D> means;
     if (part.vector && part.dtype == DTYPE_BF16) {
         load_row_bf16<D>(row + 2 * first, lane, x[0]);
@@ -355,14 +375,10 @@ __device__ __forceinline__ void take_offsets(const kvt_gpu_part &part, const kvt
         load_row<D>(*at, row + 8 * part.stride_token, first, lane, x[1]);
     }
     channel_means<D>(x, lane, means);
-    choose_offsets<D>(means, lane, out, mean, stored);
+    choose_offsets<D>(means, lane, out, stored, left);
     if (!judge)
         return;
-    float residue = row_sum_of<D>([&](int i) {
-        uint32_t channel = i / E * 4 * E + lane.c * E + i % E;
-        float d = __fsub_rn(mean[channel], stored[channel]);
-        return __fmul_rn(d, d);
-    });
+    float residue = residue_of<D>(left);
     energy.residue = first == 0 ? residue : __fadd_rn(energy.residue, residue);
 }
 
@@ -372,8 +388,8 @@ __device__ __forceinline__ void take_offsets(const kvt_gpu_part &part, const kvt
 //
 // The two rows of a lane go one after the other, and are read again after the means: few registers
 // and little code count more than the second read, which the L1 cache answers.
-// stage: mean[] and stored[] stand where the codes go. Codes of tokens 0 to 7 may overwrite mean[];
-// stored[] is at the half of the codes, and has been read for the last time when tokens 8 to 15 go.
+// stage: stored[] is at the half of where the codes go, and has been read for the last time when
+// those of tokens 8 to 15 come.
 template <int D, typename Coder>
 __device__ __forceinline__ bool encode_piece(const kvt_gpu_part &part, const kvt_gpu_part *at,
                                              const char *rows, uint32_t first, const Coder &coder,
@@ -386,8 +402,7 @@ __device__ __forceinline__ bool encode_piece(const kvt_gpu_part &part, const kvt
     bool with_offsets = part.key && coder.rotated(), fine = true;
     float *stored = reinterpret_cast<float *>(stage) + (coder.bits() == 8 ? 2 * D : D);
     if (with_offsets)
-        take_offsets<D>(part, at, row, first, stage + scales_at + 32,
-                        reinterpret_cast<float *>(stage), stored, judge, lane, energy);
+        take_offsets<D>(part, at, row, first, stage + scales_at + 32, stored, judge, lane, energy);
 #pragma unroll 1
     for (int h = 0; h < 2; h++) {
         uint32_t token = lane.row + 8 * h;

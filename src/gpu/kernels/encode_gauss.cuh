@@ -17,12 +17,12 @@ template <int BITS_> struct Book;
 template <> struct Book<4> {
     static constexpr int COUNT = 8, STAGE = KVT_GPU_C4_STAGE_BYTES, LARGEST = 243;
     static constexpr float TWICE_UNIT = 0x1.73cedap+6f;
-    __device__ static int level(int i)
+    static constexpr int level(int i)
     {
         constexpr int table[COUNT] = {6, 18, 31, 44, 58, 75, 96, 127};
         return table[i];
     }
-    __device__ static int threshold(int width, int i)
+    static constexpr int threshold(int width, int i)
     {
         constexpr int table[3][COUNT - 1] = {{24, 49, 75, 102, 133, 171, 223},
                                              {22, 45, 68, 93, 121, 156, 203},
@@ -33,13 +33,13 @@ template <> struct Book<4> {
 template <> struct Book<5> {
     static constexpr int COUNT = 16, STAGE = KVT_GPU_C5_STAGE_BYTES, LARGEST = 253;
     static constexpr float TWICE_UNIT = 0x1.379582p+6f;
-    __device__ static int level(int i)
+    static constexpr int level(int i)
     {
         constexpr int table[COUNT] = {3,  8,  13, 18, 24, 29, 35,  41,
                                       47, 54, 61, 70, 79, 90, 105, 127};
         return table[i];
     }
-    __device__ static int threshold(int width, int i)
+    static constexpr int threshold(int width, int i)
     {
         constexpr int table[3][COUNT - 1] = {
             {11, 21, 31, 42, 53, 64, 76, 88, 101, 115, 131, 149, 169, 195, 232},
@@ -49,48 +49,52 @@ template <> struct Book<5> {
     }
 };
 
-template <int BITS_> struct Gauss {
-    static constexpr int BITS = BITS_;
-    __device__ static constexpr uint32_t bits() { return BITS; }
-    __device__ static constexpr bool rotated() { return true; }
+// What one lookup gives. Levels by width from the lowest byte on, and the code: the index of the
+// first width, the sign, then whether the second width's index is one more, and the third's one
+// less. It never is more.
+template <int BITS> struct Entries {
     using B = Book<BITS>;
     static constexpr int REACH = 256, SIZE = 2 * REACH + 1;
     static_assert(REACH > B::LARGEST && SIZE == KVT_GPU_LEVELS, "the table ends beyond all thresholds");
-    static constexpr uint32_t EACH = 0x01010101u;
+    uint32_t word[SIZE];
 
-    float base;  // shared address of this lane's entry of -REACH, as a multiple of 2^-149
-
-    // Levels by width from the lowest byte on, and the code: the index of the first width, the sign,
-    // then whether the second width's index is one more, and the third's one less. It never is more.
-    __device__ static uint32_t entry(int t)
+    static constexpr uint32_t entry(int t)
     {
         uint32_t word = 0;
-        int index[3];
-#pragma unroll
+        int index[3] = {}, size = t < 0 ? -t : t;
         for (int k = 0; k < 3; k++) {
-            index[k] = 0;
-#pragma unroll
             for (int i = 0; i < B::COUNT - 1; i++)
-                index[k] += B::threshold(k, i) <= abs(t);
-            int level = 0;
-#pragma unroll
-            for (int i = 0; i < B::COUNT; i++)
-                level = index[k] == i ? B::level(i) : level;
+                index[k] += B::threshold(k, i) <= size;
+            int level = B::level(index[k]);
             word |= static_cast<uint32_t>((t < 0 ? -level : level) & 255) << (8 * k);
         }
         uint32_t code = index[0] | (t < 0 ? B::COUNT : 0) | (index[1] - index[0]) << BITS |
                         (index[0] - index[2]) << (BITS + 1);
         return word | code << 24;
     }
-
-    // Fill the table. All threads of the CTA; scratch: SIZE words.
-    __device__ Gauss(uint32_t *table, uint32_t *scratch, const Lane &lane)
+    constexpr Entries() : word()
     {
-        for (int at = threadIdx.x; at < SIZE; at += blockDim.x)
-            scratch[at] = entry(at - REACH);
-        __syncthreads();
+        for (int at = 0; at < SIZE; at++)
+            word[at] = entry(at - REACH);
+    }
+};
+template <int BITS> __device__ constexpr Entries<BITS> entries;
+
+template <int BITS_> struct Gauss {
+    static constexpr int BITS = BITS_;
+    __device__ static constexpr uint32_t bits() { return BITS; }
+    __device__ static constexpr bool rotated() { return true; }
+    using B = Book<BITS>;
+    static constexpr int SIZE = Entries<BITS>::SIZE;
+    static constexpr uint32_t EACH = 0x01010101u;
+
+    float base;  // shared address of this lane's entry of -REACH, as a multiple of 2^-149
+
+    // Fill the table. All threads of the CTA.
+    __device__ Gauss(uint32_t *table, const Lane &lane)
+    {
         for (int at = threadIdx.x; at < SIZE * 8; at += blockDim.x) {
-            uint32_t word = scratch[at / 8];
+            uint32_t word = entries<BITS>.word[at / 8];
             reinterpret_cast<uint4 *>(table)[at] = make_uint4(word, word, word, word);
         }
         __syncthreads();
@@ -111,10 +115,10 @@ template <int BITS_> struct Gauss {
     }
 
     // Sums over the row of c*t and c*c for the three widths, and the codes: four a word, in the
-    // order 1, 0, 3, 2.
-    template <int D>
+    // order 1, 0, 3, 2. SQUARES: also this lane's t*t, as square_sum_of() has it.
+    template <int D, bool SQUARES>
     __device__ __forceinline__ void look_up(const float *y, float factor, int (&num)[3],
-                                            int (&den)[3], uint32_t *codes) const
+                                            int (&den)[3], uint32_t *codes, float &squares) const
     {
 #pragma unroll
         for (int k = 0; k < 3; k++)
@@ -127,6 +131,10 @@ template <int BITS_> struct Gauss {
             for (int j = 0; j < 4; j++) {  // a row that is not finite gives anything here
                 t[j] = __fadd_rn(__fmul_rn(y[i + (j ^ 1)], factor), MAGIC);
                 w[j] = lookup(t[j]);
+                if constexpr (SQUARES) {
+                    float whole = __fsub_rn(t[j], MAGIC);
+                    squares = __fmaf_rn(whole, whole, squares);
+                }
             }
             uint32_t low0 = __byte_perm(w[0], w[1], 0x5140), low1 = __byte_perm(w[2], w[3], 0x5140);
             uint32_t high0 = __byte_perm(w[0], w[1], 0x7362);
@@ -191,7 +199,8 @@ template <int BITS_> struct Gauss {
             uint32_t channel = q * 4 * E + lane.c * E, *run = codes + q * E / 4;
             uint32_t last = run[E / 4 - 1];
             // the lower code of two into the lower half of a byte
-            uint32_t x = (run[0] & 15u * EACH) * 0x1001u, y = (last & 15u * EACH) * 0x1001u;
+            const uint32_t low = BITS == 4 ? ~0u : 15u * EACH;  // of 4 bits there is no more
+            uint32_t x = (run[0] & low) * 0x1001u, y = (last & low) * 0x1001u;
             uint8_t *at = stage + token * (D / 2) + channel / 2;
             if constexpr (E == 8)
                 *reinterpret_cast<uint32_t *>(at) = __byte_perm(x, y, 0x7531);
@@ -222,7 +231,8 @@ template <int BITS_> struct Gauss {
         float factor = silent ? 0.0f : __fdiv_rn(B::TWICE_UNIT, sigma);
         int num[3], den[3];
         uint32_t codes[D / 16];
-        look_up<D>(y, factor, num, den, codes);
+        float unused = 0.0f;
+        look_up<D, false>(y, factor, num, den, codes, unused);
         float best_score = -1.0f, best_num = 0.0f, best_den = 1.0f;
         uint32_t best = 0;
 #pragma unroll
@@ -257,7 +267,7 @@ template <int BITS> __device__ __forceinline__ void encode_gauss(const kvt_gpu_c
     uint8_t *stages = shared + KVT_GPU_LEVELS_BYTES + KVT_GPU_SIGNS_BYTES;
     uint8_t *stage = stages + threadIdx.x / 32 * Coder::B::STAGE;
     fill_signs(masks);
-    Coder coder(reinterpret_cast<uint32_t *>(shared), reinterpret_cast<uint32_t *>(stages), lane);
+    Coder coder(reinterpret_cast<uint32_t *>(shared), lane);
     for_units(job, [&](uint32_t record, uint32_t index) {
         encode_unit(job, Unit(job, record, index), coder, stage, masks, lane);
     });
