@@ -111,6 +111,10 @@ static void random_part(struct kvt_rng *rng, struct kvt_part *part)
     part->group = (uint16_t)(pick(rng, 8) == 0);
     part->heads = part->kind == KVT_PART_MLA ? 1 : 1 + pick(rng, 5);
     part->head_dim = dims[pick(rng, sizeof(dims) / sizeof(dims[0]))];
+    if (pick(rng, 3) == 0) { /* what most models have, and an encoder is made for */
+        part->dtype = KVT_DTYPE_BF16;
+        part->head_dim = 128;
+    }
 }
 
 /* Axes from the innermost out: element, token, head, block in a random order (elements mostly
