@@ -2,30 +2,13 @@
 // (KVT_GPU_CLASS_C4_DENSE, _C5_DENSE). The same bits as encode_gauss.cuh, which takes the rest.
 //
 // What differs is what the multiprocessor feels: keys and values are two phases of one launch, each
-// with little code and no branches on kinds of rows; the warps of a scheduler go through it
-// together (barriers of their own), so that an instruction is fetched once for all of them; the
-// table of the next unit is read, and its tile asked for, while the unit before is coded.
+// with little code and no branches on kinds of rows; CTAs ask for their work; and the tile of the
+// next unit is asked for while the unit before is coded.
 #pragma once
 
 #include "encode_gauss.cuh"
 
 namespace kvt {
-
-#ifndef KVT_ALIGN
-#define KVT_ALIGN 1
-#endif
-
-// The warps of one scheduler, which are as many in every CTA: in step from here.
-__device__ __forceinline__ void in_step()
-{
-#if KVT_ALIGN == 2
-    asm volatile("barrier.sync.aligned 0;" ::: "memory");
-#elif KVT_ALIGN
-    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(1u + (threadIdx.x / 32 & 3u)),
-                 "n"(KVT_GPU_ENCODE_WARPS / 4 * 32)
-                 : "memory");
-#endif
-}
 
 // One unit, found beforehand.
 struct Tile {
@@ -201,18 +184,19 @@ template <int BITS> struct Dense : Gauss<BITS> {
         float factor = silent ? 0.0f : __fdiv_rn(B::TWICE_UNIT, sigma);
         int num[3], den[3];
         uint32_t codes[8];
-        float squares = 0.0f;
+        uint32_t squares = 0;
         this->template look_up<128, KEY>(y, factor, num, den, codes, squares);
         const Width width = choose_width(num, den);
         out.scale = silent ? 0u : float_bf16(__fdiv_rn(width.ratio, factor));
         out.noise = out.energy;
         if constexpr (KEY) {
-            squares = __fadd_rn(squares, __shfl_xor_sync(FULL, squares, 1));
-            squares = __fadd_rn(squares, __shfl_xor_sync(FULL, squares, 2));
+            squares += __shfl_xor_sync(FULL, squares, 1);
+            squares += __shfl_xor_sync(FULL, squares, 2);
+            const float sum = static_cast<float>(squares & 0x7fffffu);
             float step = __fmul_rn(bf16_float(out.scale), factor);
             float cross = __fmul_rn(step, width.num);
             float rest = __fsub_rn(__fmul_rn(__fmul_rn(step, step), width.den), cross);
-            float noise = __fadd_rn(__fsub_rn(squares, cross), rest);
+            float noise = __fadd_rn(__fsub_rn(sum, cross), rest);
             if (!silent)
                 out.noise = noise > 0.0f ? __fdiv_rn(__fdiv_rn(noise, factor), factor) : 0.0f;
         }
@@ -256,7 +240,6 @@ __device__ __forceinline__ bool encode_tile(const Tile &tile, const Dense<BITS> 
     for (int h = 0; h < 2; h++) {
         uint32_t token = lane.row + 8 * h;
         float x[32];
-        in_step();
         {
             uint4 words[4];
             load_words(row, words);
@@ -326,9 +309,6 @@ __device__ __forceinline__ void encode_phase(const kvt_gpu_coding &job, uint32_t
                 atomicMin(reinterpret_cast<uint32_t *>(job.status) + place.record,
                           part->order_at * 2 +
                               (fine ? KVT_GPU_STATUS_GUARD : KVT_GPU_STATUS_NONFINITE));
-        } else {  // the others' two rows
-            in_step();
-            in_step();
         }
         __syncthreads();
         turns.go_on(asked);
@@ -347,9 +327,12 @@ template <int BITS> __device__ __forceinline__ void encode_dense(const kvt_gpu_c
     const uint32_t keys = job.key_units, values = job.unit_count - keys, own = KVT_GPU_ENCODE_WARPS;
     const uint32_t key_turns = (keys * job.records + own - 1) / own;
     const uint32_t end = key_turns + (values * job.records + own - 1) / own;
+    Turns turns(job, asked + 2);
+    const uint32_t warp = threadIdx.x / 32;
+    if (turns.now < key_turns && turns.now * own + warp < keys * job.records)
+        ask_for(Place(0, keys, turns.now * own + warp).tile(job, lane), lane);
     fill_signs(masks);
     Dense<BITS> coder(reinterpret_cast<uint32_t *>(shared), lane);
-    Turns turns(job, asked + 2);
     encode_phase<true>(job, 0, keys, 0, key_turns, turns, asked, coder, stage, masks, lane);
     encode_phase<false>(job, keys, values, key_turns, end, turns, asked, coder, stage, masks, lane);
 }

@@ -115,10 +115,11 @@ template <int BITS_> struct Gauss {
     }
 
     // Sums over the row of c*t and c*c for the three widths, and the codes: four a word, in the
-    // order 1, 0, 3, 2. SQUARES: also this lane's t*t, as square_sum_of() has it.
+    // order 1, 0, 3, 2. SQUARES: also this lane's sum of t*t in the low 23 bits, of which a row needs
+    // 21: with a = MAGIC's bits, (a + t)^2 is t*t + 2at + a*a, and 2a and a*a are multiples of 2^23.
     template <int D, bool SQUARES>
     __device__ __forceinline__ void look_up(const float *y, float factor, int (&num)[3],
-                                            int (&den)[3], uint32_t *codes, float &squares) const
+                                            int (&den)[3], uint32_t *codes, uint32_t &squares) const
     {
 #pragma unroll
         for (int k = 0; k < 3; k++)
@@ -131,10 +132,8 @@ template <int BITS_> struct Gauss {
             for (int j = 0; j < 4; j++) {  // a row that is not finite gives anything here
                 t[j] = __fadd_rn(__fmul_rn(y[i + (j ^ 1)], factor), MAGIC);
                 w[j] = lookup(t[j]);
-                if constexpr (SQUARES) {
-                    float whole = __fsub_rn(t[j], MAGIC);
-                    squares = __fmaf_rn(whole, whole, squares);
-                }
+                if constexpr (SQUARES)
+                    squares += __float_as_uint(t[j]) * __float_as_uint(t[j]);
             }
             uint32_t low0 = __byte_perm(w[0], w[1], 0x5140), low1 = __byte_perm(w[2], w[3], 0x5140);
             uint32_t high0 = __byte_perm(w[0], w[1], 0x7362);
@@ -231,7 +230,7 @@ template <int BITS_> struct Gauss {
         float factor = silent ? 0.0f : __fdiv_rn(B::TWICE_UNIT, sigma);
         int num[3], den[3];
         uint32_t codes[D / 16];
-        float unused = 0.0f;
+        uint32_t unused = 0;
         look_up<D, false>(y, factor, num, den, codes, unused);
         float best_score = -1.0f, best_num = 0.0f, best_den = 1.0f;
         uint32_t best = 0;
