@@ -25,8 +25,11 @@
 #include "cli.h"
 #include "daemon_child.h"
 #include "demo.h"
+#include "demo_dirs.h"
+#include "kvtier/error.h"
 #include "root_check.h"
 
+#define LEFT_S INT64_C(3600) /* a directory of a killed demo is removed when it is as old */
 #define MODEL_FILE "SmolLM2-135M-Instruct.Q4_1.gguf"
 #define THREADS_MAX 8
 #define WAIT_FIRST_NS INT64_C(3000000000) /* shorter silences worry nobody */
@@ -242,8 +245,8 @@ static json_t *run_phase(const struct demo_config *config, const char *phase, co
 }
 
 /* Take the files of the store out of the page cache, so that the next process reads the drive even
- * where O_DIRECT is not to be had; remove: unlink them and the directory instead. */
-static void each_file(const char *dir, int remove)
+ * where O_DIRECT is not to be had. */
+static void drop_pages(const char *dir)
 {
     DIR *list = opendir(dir);
     struct dirent *entry;
@@ -253,10 +256,6 @@ static void each_file(const char *dir, int remove)
     while ((entry = readdir(list)) != NULL) {
         if (entry->d_name[0] == '.' && strspn(entry->d_name, ".") == strlen(entry->d_name))
             continue;
-        if (remove) {
-            (void)unlinkat(dirfd(list), entry->d_name, 0);
-            continue;
-        }
         int fd = openat(dirfd(list), entry->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
         if (fd < 0)
             continue;
@@ -265,18 +264,17 @@ static void each_file(const char *dir, int remove)
         close(fd);
     }
     closedir(list);
-    if (remove)
-        (void)rmdir(dir);
 }
 
 /* A directory of our own below the cache, for a run without --dir. */
 static int make_dir(struct demo_paths *paths)
 {
     (void)mkdir(paths->cache, 0777);
-    snprintf(paths->dir, sizeof(paths->dir), "%s/demo-XXXXXX", paths->cache);
-    if (mkdtemp(paths->dir) == NULL) {
-        kvt_cli_error("demo", "cannot make a directory below %s: %m; give one with --dir",
-                      paths->cache);
+    (void)kvt_demo_dirs_clean(paths->cache, LEFT_S);
+    const int rc = kvt_demo_dir_make(paths->cache, paths->dir, sizeof(paths->dir));
+    if (rc != 0) {
+        kvt_cli_error("demo", "cannot make a directory below %s: %s; give one with --dir",
+                      paths->cache, kvt_strerror(rc));
         return -1;
     }
     return 0;
@@ -311,12 +309,12 @@ static int run_demo(const struct demo_config *config, int as_json)
     json_t *first = run_phase(config, "first", NULL);
 
     if (first != NULL) {
-        each_file(config->dir, 0);
+        drop_pages(config->dir);
         if (!kvt_cli_interrupted())
             restart = run_phase(config, "restart", first);
     }
     if (restart != NULL && !kvt_cli_interrupted()) {
-        each_file(config->dir, 0);
+        drop_pages(config->dir);
         prefetch = run_phase(config, "prefetch", first);
     }
     if (prefetch != NULL)
@@ -489,7 +487,7 @@ int kvt_cmd_demo(int argc, char **argv)
     kvt_cli_catch_interrupt();
     rc = daemon ? run_with_daemon(&config, as_json) : run_demo(&config, as_json);
     if (own_dir && !keep)
-        each_file(config.dir, 1);
+        kvt_demo_dir_remove(config.dir);
     else if (keep && !as_json)
         printf("\nthe store is kept in %s\n", config.dir);
     return rc;

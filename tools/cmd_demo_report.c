@@ -77,14 +77,14 @@ json_t *demo_report(const struct demo_config *config, const json_t *first, const
 }
 
 /* The process that read ahead. */
-static void print_prefetched(const json_t *report)
+static void print_prefetched(const json_t *report, const char *place)
 {
     const json_t *ahead = at(report, "prefetched");
 
     printf(
-        "\nfirst question, new process, reading from disk since the prompt was tokenised (%.1f ms):"
+        "\nfirst question, new process, reading from %s since the prompt was tokenised (%.1f ms):"
         "\n  time to first token %.0f ms, %.0f x; %.0f of %.0f blocks had come\n",
-        number(ahead, "tokenise_ms"), number(ahead, "ttft_ms"),
+        place, number(ahead, "tokenise_ms"), number(ahead, "ttft_ms"),
         number(at(report, "speedup"), "disk_prefetched"), number(ahead, "blocks_dram"),
         number(ahead, "blocks_dram") + number(ahead, "blocks_disk") +
             number(ahead, "blocks_remote"));
@@ -219,6 +219,7 @@ void demo_print(const json_t *report)
     const json_t *questions = at(report, "questions");
     const int remote = json_is_true(at(report, "remote"));
     const int daemon = json_is_true(at(report, "daemon"));
+    const char *place = remote ? "shared tier" : daemon ? "new process" : "disk";
 
     printf("%s (%s), level %s, %lld threads\n", json_string_value(at(report, "model")),
            json_string_value(at(report, "model_desc")), json_string_value(at(report, "level")),
@@ -233,19 +234,19 @@ void demo_print(const json_t *report)
     else if (remote)
         printf("\nthe new process shares nothing with the first one but the server: all that it "
                "loaded came from there\n");
-    else
-        print_prefetched(report);
+    if (!daemon)
+        print_prefetched(report, place);
     printf("\nbytes per token: %.0f in the engine, %.0f stored (%.2f)\n", engine, stored,
            engine > 0 ? stored / engine : 0);
-    printf("same next token as the exact cache, %d tokens of text: DRAM %.1f %%, disk %.1f %%%s\n",
-           DEMO_FORCED_TOKENS, 100 * number(tiers, "dram"), 100 * number(tiers, "disk"),
+    printf("same next token as the exact cache, %d tokens of text: DRAM %.1f %%, %s %.1f %%%s\n",
+           DEMO_FORCED_TOKENS, 100 * number(tiers, "dram"), place, 100 * number(tiers, "disk"),
            json_is_true(at(identical, "dram")) && json_is_true(at(identical, "disk"))
                ? " (every logit identical)"
                : "");
     print_why_different(report);
-    printf(
-        "times: cold and disk measured once each, DRAM the median of three; a busy machine moves "
-        "all of them\n");
+    printf("times: cold and %s measured once each, DRAM the median of three; a busy machine moves "
+           "all of them\n",
+           place);
     if (daemon || remote)
         return;
     printf("disk reads: %s\n", json_is_true(at(report, "direct_io"))

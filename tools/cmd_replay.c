@@ -342,7 +342,9 @@ static int replay(struct replay *r)
                                        .count = r->count,
                                        .table = r->count > 1};
         if (rc == KVT_E_TOO_SMALL || rc == KVT_E_CONFIG_VALUE)
-            kvt_cli_error(COMMAND, "--disk: too small: give it %u blocks of %.1f MB at least",
+            kvt_cli_error(COMMAND,
+                          "--disk: too small: give it %.1fGB at least (%u blocks of %.1f MB)",
+                          DISK_BLOCKS_MIN * r->base.world.block_bytes * 1e-9 + 0.05,
                           DISK_BLOCKS_MIN, r->base.world.block_bytes * 1e-6);
         else if (rc)
             kvt_cli_error(COMMAND, "%s", rc == -1 ? "no memory" : kvt_strerror(rc));

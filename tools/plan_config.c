@@ -282,7 +282,10 @@ int plan_config_model(const char *path, struct plan_model *out, char *error, siz
     const json_t *config = root;
 
     if (!root) {
-        snprintf(error, len, "%s, line %d: %s", path, why.line, why.text);
+        if (why.line > 0)
+            snprintf(error, len, "%s, line %d: %s", path, why.line, why.text);
+        else
+            snprintf(error, len, "%s: no configuration of a model: %s", path, why.text);
         return -1;
     }
     if (json_is_object(json_object_get(root, "text_config"))) /* models that also see or hear */

@@ -5,6 +5,7 @@
  */
 #include "replay_trace.h"
 
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,6 +126,7 @@ int replay_trace_read(struct replay_trace *trace, const char *path, char *error,
 {
     FILE *file = fopen(path, "re");
     char *line = malloc(LINE_MAX_BYTES);
+    const int why = errno;
     const char *wrong = file && line ? NULL : "cannot be opened";
     size_t number = 0;
 
@@ -142,7 +144,12 @@ int replay_trace_read(struct replay_trace *trace, const char *path, char *error,
     if (!wrong && rank_blocks(trace))
         wrong = "does not fit into memory";
     if (wrong) {
-        snprintf(error, len, "%s, line %zu: %s", path, number, wrong);
+        if (number)
+            snprintf(error, len, "%s, line %zu: %s", path, number, wrong);
+        else if (file && line)
+            snprintf(error, len, "%s: is empty, or cannot be read", path);
+        else
+            snprintf(error, len, "%s: %s: %s", path, wrong, strerror(why));
         replay_trace_free(trace);
     }
     free(line);

@@ -204,6 +204,13 @@ static void test_errors_are_json_too(void **state)
     TOOL("stat", "unix:/no/such/socket");
     assert_non_null(strstr(run.err, "start one"));
     assert_null(strstr(run.err, "store=process"));
+    TOOL("replay", "--trace", "/no/such/trace");
+    assert_non_null(strstr(run.err, "/no/such/trace: cannot be opened: No such file"));
+    TOOL("plan", "--config", "/no/such/config.json");
+    assert_non_null(strstr(run.err, "/no/such/config.json: no configuration of a model: "));
+    assert_null(strstr(run.err, "line -1"));
+    TOOL("replay", "--generate", "500", "--disk", "1GB");
+    assert_non_null(strstr(run.err, "GB at least"));
     TOOL("stat", "/no/such/store"); /* without it nothing but the sentence */
     assert_string_equal(run.out, "");
 }
