@@ -24,6 +24,7 @@
 
 #include "base/checked.h"
 #include "client/gpu_lane.h"
+#include "client/options.h"
 
 #define BACKOFF_MIN_MS 20
 #define BACKOFF_MAX_MS 1000
@@ -173,6 +174,7 @@ static void say_down(struct kvt_cache *cache, const char *text)
 
 static void say_up(struct kvt_cache *cache)
 {
+    char size[32];
     pthread_mutex_lock(&cache->lock);
     (void)snprintf(cache->daemon_state, sizeof(cache->daemon_state), "connected");
     bool told = cache->daemon_told;
@@ -180,9 +182,9 @@ static void say_up(struct kvt_cache *cache)
     if (cache->link_lives > 1)
         cache->counters.daemon_reconnects++;
     pthread_mutex_unlock(&cache->lock);
-    kvt_log(&cache->log, KVT_LOG_INFO, "%s the kvtierd at %s: %llu MiB of DRAM",
+    kvt_log(&cache->log, KVT_LOG_INFO, "%s the kvtierd at %s: %s of DRAM",
             told ? "connected again to" : "connected to", cache->link.path,
-            (unsigned long long)(cache->link.memory.arena_bytes >> 20));
+            kvt_size_text(cache->link.memory.arena_bytes, size, sizeof(size)));
 }
 
 void kvt_remote_open(struct kvt_cache *cache, char *error, size_t error_len)
