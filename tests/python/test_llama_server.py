@@ -234,11 +234,14 @@ def test_who_waits_is_bounded(server):
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_ends_its_generation(server, stream):
     gone = server.call("GET", "/stats")[1]["server.gone"]
-    body = json.dumps(dict(prompt=TEXT[:200], max_tokens=1500, stream=stream)).encode()
+    body = json.dumps(dict(prompt=TEXT[:200], max_tokens=1500, stream=stream,
+                           logit_bias={"0": -100, "2": -100})).encode()  # it does not end itself
     with socket.create_connection(server.address) as raw:
         raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b"
                     % (len(body), body))
+        end = time.monotonic() + 60
         while not stream and server.call("GET", "/stats")[1]["server.waiting"] == 0:
+            assert time.monotonic() < end
             time.sleep(0.05)
         assert not stream or raw.recv(100).startswith(b"HTTP/1.1 200")
     start = time.monotonic()
