@@ -625,6 +625,7 @@ static void test_a_namespace_says_how_long(void **state)
     assert_int_equal(remote_help_probe(&other, NS + 1, 1, 5, NULL), 5);
     /* nonsense there is nothing: a number without its line's end */
     assert_int_equal(truncate(file, 3), 0);
+    wait_for_passes(1); /* one under way knows what was said before */
     age(11, 2 * HOUR_S);
     wait_for_passes(2);
     assert_int_equal(remote_help_probe(&other, NS, 1, KEYS, NULL), KEYS - 10);
