@@ -318,6 +318,15 @@ static void value_beats_random_of_as_many_bytes(void **state)
     json_t *document = json_of(argv);
     const json_t *rows = json_object_get(document, "rows");
     double all = row_number(rows, 0, NULL, "bytes_written"), half = 0, hits = 0, random = 0;
+    /* of as many bytes as second uses take, value finds no less than they do */
+    assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 1), "admission")),
+                        "second_use");
+    assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 2), "admission")),
+                        "value");
+    assert_true(row_number(rows, 2, NULL, "bytes_written") <=
+                1.03 * row_number(rows, 1, NULL, "bytes_written"));
+    assert_true(row_number(rows, 2, "hit_ratio", "total") >=
+                row_number(rows, 1, "hit_ratio", "total") - 0.001);
     for (size_t i = 1; i < json_array_size(rows); i++) {
         const char *name = json_string_value(json_object_get(json_array_get(rows, i), "admission"));
         double written = row_number(rows, i, NULL, "bytes_written");
