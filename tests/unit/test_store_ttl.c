@@ -513,7 +513,7 @@ static void test_many_times_of_their_own(void **state)
 
     (void)state;
     begin(&o);
-    for (uint8_t i = 0; i < SPACES; i++) {
+    for (uint32_t i = 0; i < SPACES; i++) {
         spaces[i] = open_with((uint8_t)(10 + i), 0, 0, 16 * SECOND);
         assert_int_equal(put_in(spaces[i], 1, 2), 2);
     }
@@ -526,7 +526,7 @@ static void test_many_times_of_their_own(void **state)
         rig_advance(&rig, SECOND);
     assert_int_equal(rig_stats(&rig).ttl_expired, 0);
     rig_reopen(&rig);
-    for (uint8_t i = 0; i < SPACES; i++) {
+    for (uint32_t i = 0; i < SPACES; i++) {
         spaces[i] = open_with((uint8_t)(10 + i), 0, 0, 16 * SECOND);
         assert_int_equal(get_in(spaces[i], 1, 2), 0);
         assert_int_equal(put_in(spaces[i], 1, 2), 2);
