@@ -387,12 +387,12 @@ def test_a_cache_is_closed_under_threads_that_go_on(options):
         def load():
             engine.ns.load(engine.pool, chain(2), [0, 1]).wait()
 
-        threads = [threading.Thread(target=work, args=(what,)) for what in (
+        threads = [threading.Thread(target=work, args=(what,), daemon=True) for what in (
             cache.stats, load, lambda: engine.ns.lookup(chain(2)), cache.flush)]
         for thread in threads:
             thread.start()
         for _ in threads:
-            begun.acquire()
+            assert begun.acquire(timeout=60)
         time.sleep(0.002)
         cache.close()
         for thread in threads:
@@ -428,7 +428,7 @@ def test_a_pool_is_closed_while_another_thread_reaps(cache):
         while not over.is_set():
             cache.reap()
 
-    threads = [threading.Thread(target=reap) for _ in range(3)]
+    threads = [threading.Thread(target=reap, daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     try:
@@ -446,7 +446,7 @@ def test_a_pool_is_closed_while_another_thread_reaps(cache):
     finally:
         over.set()
         for thread in threads:
-            thread.join()
+            thread.join(60)
     assert cache.reap() == 0 and not cache._orphans
 
 
@@ -567,10 +567,10 @@ def test_calls_from_many_threads(cache, engine):
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(8)]
     [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert not failures
+    [thread.join(300) for thread in threads]
+    assert not failures and not any(thread.is_alive() for thread in threads)
 
 
 def test_a_forked_child_disturbs_nothing(engine, cache):
