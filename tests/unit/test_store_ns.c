@@ -272,19 +272,21 @@ static void what_is_under_way_stays(void **state)
 /* So is a purge of keys that are not there: nothing but the purge itself names the namespace. */
 static void what_is_purged_stays(void **state)
 {
-    struct {
-        struct kvt_msg_keys msg;
-        struct kvt_msg_key key;
-    } purge = {.msg.msg = {.bytes = sizeof(purge), .op = KVT_OP_PURGE, .count = 1}};
+    struct kvt_msg_keys *purge = calloc(1, sizeof(*purge) + sizeof(purge->keys[0]));
 
+    assert_non_null(purge);
     (void)state;
     start_full(1);
     uint32_t ns = rig_ns(&rig, 1, pages);
     rig_hold(&rig, true);
-    purge.key = rig_key(1);
-    purge.msg.msg.ns = ns;
-    purge.msg.msg.cookie = ++rig.cookie;
-    assert_int_equal(rig_send(&rig, RIG, &purge), 0);
+    purge->msg = (struct kvt_msg){.bytes = sizeof(*purge) + sizeof(purge->keys[0]),
+                                  .op = KVT_OP_PURGE,
+                                  .cookie = ++rig.cookie,
+                                  .ns = ns,
+                                  .count = 1};
+    purge->keys[0] = rig_key(1);
+    assert_int_equal(rig_send(&rig, RIG, purge), 0);
+    free(purge);
     closed(RIG, ns);
     assert_int_equal(flood(2), 2);
     assert_true(is_known(ns));
