@@ -382,12 +382,12 @@ int kvt_conf_read(struct kvt_conf *conf, const char *path)
                       rc == KVT_E_NOT_OURS ? "it is no regular file" : kvt_strerror(rc));
     errno = 0;
     for (unsigned number = 1; rc == 0; number++) {
-        memset(line, 0, sizeof(line)); /* so that what stands behind a NUL shows */
+        memset(line, 1, sizeof(line)); /* no NUL, so that the last one is what ended the line */
         if (fgets(line, sizeof(line), file) == NULL)
             break;
         const size_t len = strlen(line);
-        size_t used = sizeof(line); /* of the line, its NULs included */
-        while (used > len && line[used - 1] == '\0')
+        size_t used = sizeof(line) - 1; /* of the line, its NULs included */
+        while (line[used] != '\0')
             used--;
         if (used > len)
             rc = refuse(conf, KVT_E_CONFIG_VALUE, "the line holds a NUL");

@@ -731,12 +731,17 @@ static void files_are_read_as_people_write_them(void **state)
     daemon_init(&server, "");
     snprintf(file, sizeof(file), "%s/conf", server.dir);
     snprintf(server.options, sizeof(server.options), "--config %s --check", file);
-    FILE *out = fopen(file, "we");
-    assert_non_null(out);
-    assert_int_equal(fwrite("dram = 16MiB\0junk\n", 1, 18, out), 18);
-    assert_int_equal(fclose(out), 0);
-    assert_int_equal(daemon_try(&server), 2);
-    assert_true(daemon_said(&server, ":1: the line holds a NUL"));
+    static const char nuls[][19] = {"dram = 16MiB\0junk\n", "dram = 16MiB\n\0\0\0\0\0", ""};
+    for (size_t i = 0; i < sizeof(nuls) / sizeof(nuls[0]);
+         i++) { /* also what a crash leaves of a file */
+        FILE *out = fopen(file, "we");
+        assert_non_null(out);
+        assert_int_equal(fwrite(nuls[i], 1, 18, out), 18);
+        assert_int_equal(fclose(out), 0);
+        assert_int_equal(daemon_try(&server), 2);
+        assert_true(
+            daemon_said(&server, i == 1 ? ":2: the line holds a NUL" : ":1: the line holds a NUL"));
+    }
 }
 
 static void sighup_takes_what_can_change_and_names_what_cannot(void **state)
