@@ -46,7 +46,7 @@ static bool path_of(const struct kvt_host *host, uint32_t disk, char path[PATH_M
     if (settings->admission != KVT_ADMIT_VALUE &&
         kvt_settings_root_writes(settings, host->roots[disk].cap_bytes) == 0)
         return false;
-    return snprintf(path, PATH_MAX, "%s/" FILE_NAME, settings->disks[disk].path) < PATH_MAX;
+    return kvt_state_in_root(settings->disks[disk].path, FILE_NAME, path);
 }
 
 /* The next number of a line. false: there is none, or it is not finite. */

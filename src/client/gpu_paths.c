@@ -39,7 +39,7 @@ static bool path_of(const struct kvt_cache *cache, char path[PATH_MAX])
     const struct kvt_settings *settings = cache->settings;
     if (cache->remote || settings->disk_count == 0)
         return false;
-    return snprintf(path, PATH_MAX, "%s/gpu-paths", settings->disks[0].path) < PATH_MAX;
+    return kvt_state_in_root(settings->disks[0].path, "gpu-paths", path);
 }
 
 static bool take_numbers(const char *at, struct kvt_gpu_tuned *tuned)

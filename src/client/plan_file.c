@@ -42,7 +42,7 @@ static bool path_of(const struct kvt_cache *cache, char path[PATH_MAX])
         return snprintf(path, PATH_MAX, "%s", settings->plan_file) < PATH_MAX;
     if (cache->remote || settings->disk_count == 0)
         return false;
-    return snprintf(path, PATH_MAX, "%s/plan", settings->disks[0].path) < PATH_MAX;
+    return kvt_state_in_root(settings->disks[0].path, "plan", path);
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */

@@ -99,6 +99,14 @@ int kvt_state_place(const char *path)
     return rc;
 }
 
+bool kvt_state_in_root(const char *root, const char *name, char path[PATH_MAX])
+{
+    struct stat st;
+    if (snprintf(path, PATH_MAX, "%s/lock", root) >= PATH_MAX || lstat(path, &st) != 0)
+        return false;
+    return snprintf(path, PATH_MAX, "%s/%s", root, name) < PATH_MAX;
+}
+
 int kvt_state_write(const char *path, struct kvt_state_text *text)
 {
     char temp[PATH_MAX], line[32];

@@ -14,6 +14,7 @@
 #ifndef KVT_CLIENT_STATE_FILE_H
 #define KVT_CLIENT_STATE_FILE_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -32,6 +33,9 @@ __attribute__((format(printf, 2, 3))) void kvt_state_add(struct kvt_state_text *
                                                          const char *format, ...);
 /* Whether so many bytes more can be added. */
 bool kvt_state_room(const struct kvt_state_text *text, size_t bytes);
+/* The path of a file in a root. false: it is too long, or there is no lock file in that directory:
+ * no root, or one that was taken away and has another directory in its place. */
+bool kvt_state_in_root(const char *root, const char *name, char path[PATH_MAX]);
 /* Whether a file can be put there: 0; KVT_E_NOT_OURS: what is there, or at the path with ".tmp", is
  * no file of this kind (the first word of a version is "kvtier-..."); -errno: the directory is
  * missing or may not be written to. */

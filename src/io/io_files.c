@@ -38,6 +38,9 @@ struct files_io {
     const struct kvt_posix_sys *sys;
     pid_t pid;
     int dir_fd, lock_fd;
+    char *path; /* absolute; NULL: not watched */
+    struct kvt_log log;
+    bool left; /* said so */
     bool direct, read_only;
     char why[WHY_BYTES], engine_why[WHY_BYTES];
     struct file *table; /* by number */
@@ -53,6 +56,36 @@ static struct files_io *files_of(struct kvt_io *io)
 static bool forked(const struct files_io *files)
 {
     return getpid() != files->pid;
+}
+
+/* ---- the root's place ---- */
+
+/* 0, or -ESTALE: the directory is at its path no more, or somebody else may own it. Looked at
+ * before every change (microseconds), so that nobody is told that something is on disk which a
+ * restart would not find. It may come back. */
+static int in_place(struct files_io *files)
+{
+    bool left = files->path && files->lock_fd >= 0 &&
+                kvt_posix_root_left(files->path, files->dir_fd, files->lock_fd);
+
+    if (left != files->left)
+        kvt_log(&files->log, left ? KVT_LOG_ERROR : KVT_LOG_WARN, "%s: %s", files->path,
+                left
+                    ? "the directory that was opened, or its lock, is not there any more (removed, "
+                      "moved or mounted over): nothing is written to it until it is back; what "
+                      "was in it may be lost; restart to use what is there now"
+                    : "the directory is back: it is written to again");
+    files->left = left;
+    return left ? -ESTALE : 0;
+}
+
+/* A file that has no name any more is nobody's after a restart. */
+static int named(struct files_io *files, int fd)
+{
+    struct stat st;
+    int rc = in_place(files);
+
+    return rc ? rc : files->lock_fd >= 0 && !fstat(fd, &st) && !st.st_nlink ? -ESTALE : 0;
 }
 
 /* ---- files ---- */
@@ -93,6 +126,8 @@ static int files_open(struct kvt_io *io, const char *name, int flags)
     if (files->read_only &&
         (flags & (KVT_IO_OPEN_CREATE | KVT_IO_OPEN_READ_ONLY)) != KVT_IO_OPEN_READ_ONLY)
         return -EROFS;
+    if (flags & KVT_IO_OPEN_CREATE && (fd = in_place(files)) < 0)
+        return fd;
     place = free_place(files);
     if (place < 0)
         return place;
@@ -123,12 +158,13 @@ static int64_t files_size(struct kvt_io *io, int number)
     return fstat(file->fd, &st) < 0 ? -errno : (int64_t)st.st_size;
 }
 
-/* Descriptor of a file that may be written, or -EBADF. */
+/* Descriptor of a file that may be written, or -EBADF, -ESTALE. */
 static int writable_fd(struct kvt_io *io, int number)
 {
     struct file *file = file_of(files_of(io), number);
+    int rc = file && !file->read_only ? named(files_of(io), file->fd) : -EBADF;
 
-    return file && !file->read_only ? file->fd : -EBADF;
+    return rc ? rc : file->fd;
 }
 
 static int files_truncate(struct kvt_io *io, int number, uint64_t bytes)
@@ -184,22 +220,26 @@ static int files_punch(struct kvt_io *io, int number, uint64_t offset, uint64_t 
 
 static int files_unlink(struct kvt_io *io, const char *name)
 {
+    int rc;
+
     if (kvt_io_name_check(name))
         return -EINVAL;
     if (files_of(io)->read_only)
         return -EROFS;
-    return unlinkat(files_of(io)->dir_fd, name, 0) < 0 ? -errno : 0;
+    rc = in_place(files_of(io));
+    return rc ? rc : unlinkat(files_of(io)->dir_fd, name, 0) < 0 ? -errno : 0;
 }
 
 static int files_rename(struct kvt_io *io, const char *from, const char *to)
 {
-    int dir_fd = files_of(io)->dir_fd;
+    int dir_fd = files_of(io)->dir_fd, rc;
 
     if (kvt_io_name_check(from) || kvt_io_name_check(to))
         return -EINVAL;
     if (files_of(io)->read_only)
         return -EROFS;
-    return renameat(dir_fd, from, dir_fd, to) < 0 ? -errno : 0;
+    rc = in_place(files_of(io));
+    return rc ? rc : renameat(dir_fd, from, dir_fd, to) < 0 ? -errno : 0;
 }
 
 static int files_sync_dir(struct kvt_io *io)
@@ -208,6 +248,9 @@ static int files_sync_dir(struct kvt_io *io)
 
     if (files_of(io)->read_only)
         return 0;
+    rc = in_place(files_of(io));
+    if (rc)
+        return rc;
     do
         rc = fsync(files_of(io)->dir_fd);
     while (rc < 0 && errno == EINTR);
@@ -259,6 +302,10 @@ static int files_lock(struct kvt_io *io, int64_t *owner_pid)
     if (fd < 0)
         return fd;
     files->lock_fd = fd;
+    if (files->path && kvt_posix_root_left(files->path, files->dir_fd, fd)) {
+        free(files->path); /* a file system whose numbers do not stay */
+        files->path = NULL;
+    }
     return 0;
 }
 
@@ -289,6 +336,10 @@ static int files_submit(struct kvt_io *io, struct kvt_io_req *req)
         return -EIO;
     if (bytes >= 0 && (!file || (file->read_only && req->kind == KVT_IO_WRITE)))
         bytes = -EBADF;
+    if (bytes >= 0 && req->kind != KVT_IO_READ && !file->read_only) {
+        int rc = named(files, file->fd);
+        bytes = rc ? rc : bytes;
+    }
     return files->engine->ops->submit(files->engine, req, file ? file->fd : -1, bytes);
 }
 
@@ -325,6 +376,7 @@ static void files_destroy(struct kvt_io *io)
     close_fd(files->lock_fd); /* the last copy of it unlocks: no explicit unlock, a child would
                                  take the parent's lock away */
     close_fd(files->dir_fd);
+    free(files->path);
     free(files->table);
     free(files);
 }
@@ -390,12 +442,15 @@ int kvt_io_files_new_sys(const struct kvt_io_posix_params *params, const struct 
     files->pid = getpid();
     files->lock_fd = -1;
     files->read_only = params->read_only;
+    files->log = params->log;
     rc = files->dir_fd = kvt_posix_root_open(params->path, params->read_only, &params->log);
     if (rc >= 0)
         rc = choose_mode(files, params);
     if (rc >= 0)
         rc = kvt_io_choose(params, sys, files->dir_fd, files->direct, &files->engine,
                            files->engine_why, sizeof files->engine_why);
+    if (rc >= 0 && !params->read_only)
+        files->path = kvt_posix_root_path(params->path);
     if (rc < 0) {
         files_destroy(&files->io);
         return rc;

@@ -31,6 +31,15 @@ KVT_POSIX_RESULT int kvt_io_files_new_sys(const struct kvt_io_posix_params *para
 KVT_POSIX_RESULT int kvt_posix_root_open(const char *path, int read_only,
                                          const struct kvt_log *log);
 
+/* The root's path, absolute, so that a change of the working directory does not matter. malloc()ed;
+ * NULL: no memory, or no working directory. */
+char *kvt_posix_root_path(const char *path);
+
+/* Whether what is written through dir_fd would be lost to whoever opens path next: the directory
+ * was removed, moved or mounted over, or its lock file is not the one that lock_fd holds, so that
+ * another owner may be in it. False where that cannot be told. */
+bool kvt_posix_root_left(const char *path, int dir_fd, int lock_fd);
+
 /* Open a regular file of the root. A descriptor, or -errno; -EINVAL not a regular file. */
 KVT_POSIX_RESULT int kvt_posix_file_open(int dir_fd, const char *name, int flags, bool direct);
 

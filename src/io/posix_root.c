@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -103,6 +104,42 @@ int kvt_posix_root_open(const char *path, int read_only, const struct kvt_log *l
     if (!fstat(dir_fd, &st) && (st.st_mode & S_IWOTH) && !(st.st_mode & S_ISVTX))
         kvt_log(log, KVT_LOG_WARN, "the directory %s can be written by every user", path);
     return dir_fd;
+}
+
+char *kvt_posix_root_path(const char *path)
+{
+    char *here = path[0] == '/' ? NULL : getcwd(NULL, 0), *whole = NULL;
+
+    if (path[0] == '/')
+        return strdup(path);
+    if (here && asprintf(&whole, "%s/%s", here, path) < 0)
+        whole = NULL;
+    free(here);
+    return whole;
+}
+
+static bool same_file(const struct stat *one, const struct stat *other)
+{
+    return one->st_dev == other->st_dev && one->st_ino == other->st_ino;
+}
+
+static bool is_absent(int error)
+{
+    return error == ENOENT || error == ENOTDIR;
+}
+
+bool kvt_posix_root_left(const char *path, int dir_fd, int lock_fd)
+{
+    struct stat ours, there;
+
+    if (fstat(dir_fd, &ours))
+        return false;
+    if (stat(path, &there) ? is_absent(errno) : !same_file(&ours, &there))
+        return true;
+    if (fstat(lock_fd, &ours))
+        return false;
+    return fstatat(dir_fd, LOCK_NAME, &there, AT_SYMLINK_NOFOLLOW) ? is_absent(errno)
+                                                                   : !same_file(&ours, &there);
 }
 
 /* Whoever may write the directory may have put a file under one of our names; what we write into
