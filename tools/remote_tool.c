@@ -63,7 +63,9 @@ static int tier_close(struct tier *tier, int status, char *error, size_t error_l
     if (tier->remote) {
         tier->remote->ops->stop(tier->remote);
         tier->remote->ops->destroy(tier->remote);
-        if (status && tier->reason[0])
+        if (status == -EHOSTDOWN && tier->reason[0]) /* the reason says more than "Host is down" */
+            (void)snprintf(error, error_len, "%.300s: %.400s", tier->where->url, tier->reason);
+        else if (status && tier->reason[0])
             (void)snprintf(error, error_len, "%.300s: %s: %.400s", tier->where->url,
                            kvt_strerror(status), tier->reason);
         else if (status)

@@ -24,6 +24,7 @@
 
 #define RING_BYTES (1u << 20) /* = KVT_CLIENT_RING_BYTES: the credits are made for it */
 #define TIMEOUT_MS 2000
+#define CLOCK_NS_MAX (INT64_MAX / 4) /* 73 years since a machine's start: nonsense beyond */
 #define PURGE_MS 900000          /* more than a daemon gives its shared tier (store_remote_put.c) */
 #define ANSWER_CHUNK (48u << 10) /* more than the longest packet of an answer */
 
@@ -85,7 +86,8 @@ static void describe(const char *path, int code, bool engine, char *text, size_t
 
 int64_t kvt_link_shift(int64_t sent_ns, int64_t theirs_ns, int64_t received_ns)
 {
-    if (theirs_ns == 0 || (sent_ns <= theirs_ns && theirs_ns <= received_ns))
+    if (theirs_ns <= 0 || theirs_ns > CLOCK_NS_MAX ||
+        (sent_ns <= theirs_ns && theirs_ns <= received_ns))
         return 0;
     return theirs_ns - (sent_ns + (received_ns - sent_ns) / 2);
 }

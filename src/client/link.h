@@ -26,7 +26,8 @@ __attribute__((warn_unused_result)) int kvt_link_dial(struct kvt_link *link, cha
                                                       size_t len);
 
 /* How far a clock that said `theirs` between two readings of ours is ahead of it: 0 for the same
- * clock, exactly; else (another time namespace) to half of what lay between. theirs 0: not said. */
+ * clock, exactly; else (another time namespace) to half of what lay between. theirs 0: not said;
+ * 0 as well for what no clock says. */
 int64_t kvt_link_shift(int64_t sent_ns, int64_t theirs_ns, int64_t received_ns);
 
 /* Ask a kvtierd something as a control client ("stat"): the whole answer, malloc'd. 0, or an error

@@ -353,6 +353,9 @@ static void the_same_clock_is_known_from_another(void **state)
     assert_int_equal(kvt_link_shift(100, 99, 200), -51);
     assert_int_equal(kvt_link_shift(100, 1150, 200), 1000);
     assert_int_equal(kvt_link_shift(5000, 150, 5100), -4900);
+    assert_int_equal(kvt_link_shift(100, INT64_MIN, 200), 0); /* nonsense: no sum may overflow */
+    assert_int_equal(kvt_link_shift(100, -1, 200), 0);
+    assert_int_equal(kvt_link_shift(100, INT64_MAX, 200), 0);
 }
 
 /* Requests of every kind are under way when the daemon is stopped and then killed. */
