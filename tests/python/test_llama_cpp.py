@@ -108,7 +108,7 @@ def test_what_the_context_holds_stays_where_the_plan_would_compute():
 def test_a_prompt_that_waits_is_brought_from_disk(tmp_path):
     """By the server's thread that waits for the engine: the same tokens as the engine computes
     from, of a text and of a chat."""
-    from kvtier import llama_server
+    from kvtier import _serving
     chat = {"messages": [{"role": "system", "content": TEXT[:600]},
                          {"role": "user", "content": "Hello"}]}
     text = {"prompt": TEXT[:500]}
@@ -117,12 +117,12 @@ def test_a_prompt_that_waits_is_brought_from_disk(tmp_path):
     for arguments, is_chat in ((chat, True), (text, False)):
         call = first.create_chat_completion if is_chat else first.create_completion
         call(max_tokens=1, **arguments)
-        tokens = llama_server.prompt_tokens(first, arguments, is_chat)
+        tokens = _serving.prompt_tokens(first, arguments, is_chat)
         assert list(first.input_ids[:len(tokens)]) == tokens
         assert first.kvtier_last["prompt_tokens"] == len(tokens)
     first.close()
     again = Llama(MODEL, kvtier=disk, kvtier_calibrate=0, **THREADS)
-    engine = llama_server.Engine(again, "m", 4)
+    engine = _serving.Engine(again, "m", 4)
     engine.prefetch(chat, True)
     assert engine.prefetched == 0  # nobody has the engine: it is this one's turn
     ticket = engine.take()
