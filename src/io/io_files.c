@@ -79,6 +79,12 @@ static int in_place(struct files_io *files)
     return left ? -ESTALE : 0;
 }
 
+static void watch_end(struct files_io *files)
+{
+    free(files->path);
+    files->path = NULL;
+}
+
 /* A file that has no name any more is nobody's after a restart. */
 static int named(struct files_io *files, int fd)
 {
@@ -227,7 +233,13 @@ static int files_unlink(struct kvt_io *io, const char *name)
     if (files_of(io)->read_only)
         return -EROFS;
     rc = in_place(files_of(io));
-    return rc ? rc : unlinkat(files_of(io)->dir_fd, name, 0) < 0 ? -errno : 0;
+    if (rc)
+        return rc;
+    if (unlinkat(files_of(io)->dir_fd, name, 0) < 0)
+        return -errno;
+    if (!strcmp(name, KVT_POSIX_LOCK_NAME))
+        watch_end(files_of(io)); /* the owner itself takes the root apart */
+    return 0;
 }
 
 static int files_rename(struct kvt_io *io, const char *from, const char *to)
@@ -302,10 +314,8 @@ static int files_lock(struct kvt_io *io, int64_t *owner_pid)
     if (fd < 0)
         return fd;
     files->lock_fd = fd;
-    if (files->path && kvt_posix_root_left(files->path, files->dir_fd, fd)) {
-        free(files->path); /* a file system whose numbers do not stay */
-        files->path = NULL;
-    }
+    if (files->path && kvt_posix_root_left(files->path, files->dir_fd, fd))
+        watch_end(files); /* a file system whose numbers do not stay */
     return 0;
 }
 

@@ -43,6 +43,8 @@ bool kvt_posix_root_left(const char *path, int dir_fd, int lock_fd);
 /* Open a regular file of the root. A descriptor, or -errno; -EINVAL not a regular file. */
 KVT_POSIX_RESULT int kvt_posix_file_open(int dir_fd, const char *name, int flags, bool direct);
 
+#define KVT_POSIX_LOCK_NAME "lock"
+
 /* Take the root's lock; the descriptor that holds it (close it to unlock, never before), or
  * KVT_E_LOCKED, -errno. read_only: a shared lock, and -ENOENT when there is no lock file. */
 KVT_POSIX_RESULT int kvt_posix_lock(int dir_fd, int read_only, int64_t *owner_pid);

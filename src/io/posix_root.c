@@ -18,8 +18,6 @@
 #include "io/io_posix.h"
 #include "kvtier/error.h"
 
-#define LOCK_NAME "lock"
-
 /* "The directory cannot be written" has several errnos. */
 static int root_error(int error)
 {
@@ -138,8 +136,9 @@ bool kvt_posix_root_left(const char *path, int dir_fd, int lock_fd)
         return true;
     if (fstat(lock_fd, &ours))
         return false;
-    return fstatat(dir_fd, LOCK_NAME, &there, AT_SYMLINK_NOFOLLOW) ? is_absent(errno)
-                                                                   : !same_file(&ours, &there);
+    return fstatat(dir_fd, KVT_POSIX_LOCK_NAME, &there, AT_SYMLINK_NOFOLLOW)
+               ? is_absent(errno)
+               : !same_file(&ours, &there);
 }
 
 /* Whoever may write the directory may have put a file under one of our names; what we write into
@@ -240,7 +239,7 @@ int kvt_io_posix_held(const char *path)
 
     if (dir_fd < 0)
         return -errno;
-    fd = openat(dir_fd, LOCK_NAME, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    fd = openat(dir_fd, KVT_POSIX_LOCK_NAME, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     close(dir_fd);
     if (fd < 0)
         return errno == ENOENT ? 0 : -errno;
@@ -255,7 +254,7 @@ int kvt_io_posix_held(const char *path)
 int kvt_posix_lock(int dir_fd, int read_only, int64_t *owner_pid)
 {
     int flags = read_only ? KVT_IO_OPEN_READ_ONLY : KVT_IO_OPEN_CREATE;
-    int fd = kvt_posix_file_open(dir_fd, LOCK_NAME, flags, false);
+    int fd = kvt_posix_file_open(dir_fd, KVT_POSIX_LOCK_NAME, flags, false);
     int rc;
 
     if (owner_pid)
