@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -255,26 +254,6 @@ static void silent_connections_do_not_make_it_go_round(void **state)
     assert_int_equal(daemon_stop(&server), 0);
 }
 
-/* The port that it says it listens on for scrapers. */
-static int scraper(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    char line[1024];
-    FILE *log = fopen(server.log, "re");
-    unsigned port = 0;
-
-    assert_non_null(log);
-    while (fgets(line, sizeof(line), log) != NULL)
-        if (strstr(line, "metrics: port ") != NULL)
-            (void)sscanf(strstr(line, "metrics: port "), "metrics: port %u", &port);
-    (void)fclose(log);
-    assert_true(port > 0);
-    at.sin_port = htons((uint16_t)port);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
-    return fd;
-}
-
 /* Numbers are told, which is when they are wanted most; scrapers that say nothing cost no time. */
 static void numbers_are_told_without_descriptors(void **state)
 {
@@ -289,7 +268,7 @@ static void numbers_are_told_without_descriptors(void **state)
     begin_scarce("--dram 16MiB --metrics 127.0.0.1:0");
     (void)take_all(why, sizeof(why));
     for (int i = 0; i < 30 && strstr(text, "200 OK") == NULL; i++) { /* it may be busy */
-        int fd = scraper();
+        int fd = daemon_scraper(&server);
 
         assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
         used = 0;
@@ -302,7 +281,7 @@ static void numbers_are_told_without_descriptors(void **state)
         fail_msg("%.200s", text);
     assert_non_null(strstr(text, "\nkvtier_daemon_log_lines_lost_total 0\n"));
     for (int i = 0; i < MORE; i++)
-        more[i] = scraper();
+        more[i] = daemon_scraper(&server);
     assert_true(is_idle());
     for (int i = 0; i < MORE; i++)
         close(more[i]);

@@ -9,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -80,30 +79,10 @@ static void daemon_program(char *path, size_t len)
 
 /* ---- metrics -------------------------------------------------------------------------------- */
 
-/* A connection to the port that the daemon says it listens on. */
-static int http_connect(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    char line[1024];
-    FILE *log = fopen(server.log, "re");
-    unsigned port = 0;
-
-    assert_non_null(log);
-    while (fgets(line, sizeof(line), log) != NULL)
-        if (strstr(line, "metrics: port ") != NULL)
-            (void)sscanf(strstr(line, "metrics: port "), "metrics: port %u", &port);
-    (void)fclose(log);
-    assert_true(port > 0);
-    at.sin_port = htons((uint16_t)port);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
-    return fd;
-}
-
 /* One request; the whole answer. */
 static void http(const char *request, char *out, size_t len)
 {
-    int fd = http_connect();
+    int fd = daemon_scraper(&server);
     size_t used = 0;
 
     assert_int_equal(send(fd, request, strlen(request), MSG_NOSIGNAL), strlen(request));
@@ -209,10 +188,10 @@ static void metrics_are_told_to_prometheus(void **state)
 static bool answered_first(const char *words)
 {
     static const char get[] = "GET /metrics HTTP/1.1\r\n\r\n";
-    struct pollfd fds[2] = {{.fd = http_connect(), .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = daemon_scraper(&server), .events = POLLIN}};
 
     assert_true(send(fds[0].fd, words, strlen(words), MSG_NOSIGNAL) >= 0);
-    fds[1] = (struct pollfd){.fd = http_connect(), .events = POLLIN};
+    fds[1] = (struct pollfd){.fd = daemon_scraper(&server), .events = POLLIN};
     assert_int_equal(send(fds[1].fd, get, strlen(get), MSG_NOSIGNAL), strlen(get));
     assert_true(poll(fds, 2, 60000) > 0);
     close(fds[0].fd);
@@ -232,7 +211,7 @@ static void scrapers_do_not_wait_for_those_who_say_nothing(void **state)
         tries++;
     assert_true(tries < 5);
     for (size_t i = 0; i < 60; i++)
-        silent[i] = http_connect();
+        silent[i] = daemon_scraper(&server);
     (void)scrape();
     for (size_t i = 0; i < 60; i++)
         close(silent[i]);

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
@@ -296,4 +297,23 @@ bool daemon_said(const struct daemon *daemon, const char *what)
     if (file != NULL)
         (void)fclose(file);
     return found;
+}
+
+int daemon_scraper(const struct daemon *daemon)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    char line[1024];
+    FILE *log = fopen(daemon->log, "re");
+    unsigned port = 0;
+
+    assert_non_null(log);
+    while (fgets(line, sizeof(line), log) != NULL)
+        if (strstr(line, "metrics: port ") != NULL)
+            (void)sscanf(strstr(line, "metrics: port "), "metrics: port %u", &port);
+    (void)fclose(log);
+    assert_true(port > 0);
+    at.sin_port = htons((uint16_t)port);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    return fd;
 }

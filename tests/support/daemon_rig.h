@@ -45,5 +45,7 @@ void daemon_stat_text(const struct daemon *daemon, const char *name, char *out, 
 void daemon_wait_stat(const struct daemon *daemon, const char *name, uint64_t value, unsigned ms);
 /* Whether its log has a line with this text. */
 bool daemon_said(const struct daemon *daemon, const char *text);
+/* A connection to the port that it says it listens on for scrapers. The caller closes it. */
+int daemon_scraper(const struct daemon *daemon);
 
 #endif

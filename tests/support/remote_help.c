@@ -280,3 +280,13 @@ int remote_help_drop(struct remote_help *help, uint8_t ns, uint64_t first, uint3
         *removed = req.removed;
     return req.status;
 }
+
+int remote_help_found(struct remote_help *help, uint8_t ns, uint64_t number)
+{
+    struct kvt_full_key key = remote_help_key(ns, number);
+    struct kvt_remote_found found = {.status = 1};
+    struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = &key, .found = &found};
+
+    remote_help_do(help, &req, 1);
+    return req.status ? req.status : found.status;
+}

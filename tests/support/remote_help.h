@@ -46,6 +46,8 @@ uint32_t remote_help_get_many(struct remote_help *help, uint8_t ns, uint64_t fir
 /* How many of them are there, by one PROBE; its status in *status (optional). */
 uint32_t remote_help_probe(struct remote_help *help, uint8_t ns, uint64_t first, uint32_t count,
                            int *status);
+/* What a PROBE says of one key, or its own status where that is not 0. */
+int remote_help_found(struct remote_help *help, uint8_t ns, uint64_t number);
 /* Remove keys, or with count 0 the namespace; the status, and how many were there. */
 int remote_help_drop(struct remote_help *help, uint8_t ns, uint64_t first, uint32_t count,
                      uint64_t *removed);

@@ -489,18 +489,6 @@ static void name_of(uint64_t number, char out[KVT_REMOTE_NAME_BYTES])
     (void)kvt_remote_name(&key, out);
 }
 
-/* What a look-up finds of one key. */
-static int probe_of(uint64_t number)
-{
-    struct kvt_full_key key = remote_help_key(NS, number);
-    struct kvt_remote_found found = {.status = 1};
-    struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = &key, .found = &found};
-
-    remote_help_do(&help, &req, 1);
-    assert_int_equal(req.status, 0);
-    return found.status;
-}
-
 static void test_damaged_and_foreign_objects(void **state)
 {
     char words[512], key[KVT_REMOTE_NAME_BYTES], six[KVT_REMOTE_NAME_BYTES], out[256];
@@ -522,15 +510,15 @@ static void test_damaged_and_foreign_objects(void **state)
     snprintf(words, sizeof(words), "SET %s short", key);
     redis_rig_cli(&redis, 0, words, out, sizeof(out));
     assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(3), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_found(&help, NS, 3), KVT_E_CORRUPT);
     name_of(4, key);
     snprintf(words, sizeof(words), "DEL %s", key);
     redis_rig_cli(&redis, 0, words, out, sizeof(out));
     snprintf(words, sizeof(words), "LPUSH %s 1 2 3", key);
     redis_rig_cli(&redis, 0, words, out, sizeof(out));
     assert_int_equal(remote_help_get(&help, NS, 4, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(4), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(40), KVT_E_MISS);
+    assert_int_equal(remote_help_found(&help, NS, 4), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_found(&help, NS, 40), KVT_E_MISS);
     /* the record of another key under this name */
     name_of(6, six);
     name_of(5, key);

@@ -128,16 +128,6 @@ static void serve(const struct script *now)
     remote_help_open(&help, url, NULL, NULL, NULL);
 }
 
-static int probe_of(uint64_t number)
-{
-    struct kvt_full_key key = remote_help_key(NS, number);
-    struct kvt_remote_found found = {.status = 1};
-    struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = &key, .found = &found};
-
-    remote_help_do(&help, &req, 1);
-    return found.status;
-}
-
 /* One error for everything: the status of each request, and what is told of it. */
 static void test_errors_of_all_kinds(void **state)
 {
@@ -168,7 +158,7 @@ static void test_errors_of_all_kinds(void **state)
 
         memset(&lines, 0, sizeof(lines));
         serve(&(struct script){.get = e, .getrange = e, .set = e, .unlink = e, .scan = e});
-        assert_int_equal(probe_of(1), cases[i].status);
+        assert_int_equal(remote_help_found(&help, NS, 1), cases[i].status);
         assert_int_equal(remote_help_get(&help, NS, 1, PAGES), cases[i].status);
         assert_int_equal(remote_help_put(&help, NS, 1, PAGES, false), cases[i].status);
         assert_int_equal(remote_help_put(&help, NS, 1, PAGES, true), cases[i].status);
@@ -214,7 +204,7 @@ static void test_answers_of_a_wrong_kind(void **state)
 
         serve(&(struct script){.get = w, .getrange = w});
         help.deadline_ns = 250000000;
-        assert_int_not_equal(probe_of(1), 0);
+        assert_int_not_equal(remote_help_found(&help, NS, 1), 0);
         assert_int_not_equal(remote_help_get(&help, NS, 1, PAGES), 0);
         serve(&(struct script){.exists = w, .unlink = w, .scan = w});
         help.deadline_ns = 250000000;
@@ -235,9 +225,9 @@ static void test_one_that_comes_and_goes(void **state)
         int status = remote_help_get(&help, NS, 1, PAGES);
 
         assert_int_not_equal(status, 0);
-        for (int k = 0; k < 600 && probe_of(1) != KVT_E_MISS; k++)
+        for (int k = 0; k < 600 && remote_help_found(&help, NS, 1) != KVT_E_MISS; k++)
             rig_sleep_ms(10);
-        assert_int_equal(probe_of(1), KVT_E_MISS);
+        assert_int_equal(remote_help_found(&help, NS, 1), KVT_E_MISS);
     }
     assert_int_equal(lines.lost, 1);
 }
@@ -344,7 +334,7 @@ static void test_rights_taken_away(void **state)
     assert_int_equal(removed, 0);
     assert_int_equal(remote_help_get_many(&help, NS, 2, 7, PAGES, NULL), 7);
     tell("ACL SETUSER default +unlink -getrange -get");
-    assert_int_equal(probe_of(2), -EACCES);
+    assert_int_equal(remote_help_found(&help, NS, 2), -EACCES);
     assert_int_equal(remote_help_get(&help, NS, 2, PAGES), -EACCES);
     assert_int_equal(remote_help_put(&help, NS, 9, PAGES, false), 0);
     assert_int_equal(remote_help_drop(&help, NS, 0, 0, &removed), 0);

@@ -147,18 +147,6 @@ static void test_one_of_many_publishes(void **state)
     assert_int_equal(files(), 8);
 }
 
-/* What a look-up finds of one key. */
-static int probe_of(uint64_t number)
-{
-    struct kvt_full_key key = remote_help_key(NS, number);
-    struct kvt_remote_found found = {.status = 1};
-    struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = &key, .found = &found};
-
-    remote_help_do(&help, &req, 1);
-    assert_int_equal(req.status, 0);
-    return found.status;
-}
-
 /* Damaged, cut off, longer, empty, a link, a directory, a FIFO: damage, all of it, but no trouble
  * of the directory's. */
 static void test_what_is_not_a_record(void **state)
@@ -179,11 +167,11 @@ static void test_what_is_not_a_record(void **state)
     path_of(2, path, sizeof(path));
     assert_int_equal(truncate(path, 5000), 0);
     assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(2), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_found(&help, NS, 2), KVT_E_CORRUPT);
     path_of(3, path, sizeof(path));
     assert_int_equal(truncate(path, 0), 0);
     assert_int_equal(remote_help_get(&help, NS, 3, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(3), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_found(&help, NS, 3), KVT_E_CORRUPT);
     path_of(4, target, sizeof(target));
     path_of(5, path, sizeof(path));
     assert_int_equal(unlink(path), 0);
@@ -193,7 +181,7 @@ static void test_what_is_not_a_record(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0);
     assert_int_equal(remote_help_get(&help, NS, 6, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(6), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_found(&help, NS, 6), KVT_E_CORRUPT);
     path_of(7, path, sizeof(path)); /* another key's record */
     assert_int_equal(unlink(path), 0);
     assert_int_equal(link(target, path), 0);
@@ -202,11 +190,11 @@ static void test_what_is_not_a_record(void **state)
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0);
     assert_int_equal(remote_help_get(&help, NS, 9, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(9), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_found(&help, NS, 9), KVT_E_CORRUPT);
     path_of(10, path, sizeof(path));
     assert_int_equal(truncate(path, (off_t)(PAGES + 1) * KVT_PAGE_BYTES), 0);
     assert_int_equal(remote_help_get(&help, NS, 10, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(10), KVT_E_CORRUPT);
+    assert_int_equal(remote_help_found(&help, NS, 10), KVT_E_CORRUPT);
     assert_int_equal(remote_help_get(&help, NS, 8, PAGES), 0);
     help.remote->ops->stats(help.remote, &stats);
     assert_int_equal(stats.nodes_down, 0); /* the directory itself is well */
@@ -252,8 +240,9 @@ static void test_mac(void **state)
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&other, NS, 1, PAGES), 0);
     assert_int_equal(remote_help_get(&help, NS, 2, PAGES), KVT_E_CORRUPT);
-    assert_int_equal(probe_of(1), 0);
-    assert_int_equal(probe_of(2), KVT_E_CORRUPT); /* it has none: a look-up knows */
+    assert_int_equal(remote_help_found(&help, NS, 1), 0);
+    assert_int_equal(remote_help_found(&help, NS, 2),
+                     KVT_E_CORRUPT); /* it has none: a look-up knows */
     assert_int_equal(remote_help_get(&help, NS, 1, PAGES + 1), KVT_E_STALE);
     remote_help_close(&other);
     file_with(key, "another key of thirty-two bytes..");

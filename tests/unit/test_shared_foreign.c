@@ -225,16 +225,6 @@ static void test_names(void **state)
 
 /* ---- links --------------------------------------------------------------------------------- */
 
-static int probe_of(uint64_t number)
-{
-    struct kvt_full_key key = remote_help_key(NS, number);
-    struct kvt_remote_found found = {.status = 1};
-    struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = &key, .found = &found};
-
-    remote_help_do(&help, &req, 1);
-    return found.status;
-}
-
 static void move_and_link(const char *path)
 {
     assert_int_equal(rename(path, aside), 0);
@@ -246,7 +236,7 @@ static void expect_unreachable(uint64_t number)
 {
     struct kvt_remote_stats stats;
 
-    assert_int_equal(probe_of(number), -ELOOP);
+    assert_int_equal(remote_help_found(&help, NS, number), -ELOOP);
     assert_int_equal(remote_help_get(&help, NS, number, PAGES), -ELOOP);
     assert_int_equal(remote_help_put(&help, NS, number, PAGES, false), -ELOOP);
     assert_int_equal(remote_help_put(&help, NS, number, PAGES, true), -ELOOP);
