@@ -23,14 +23,6 @@ static struct l2_env env, saved;
 static struct kvt_io *image;
 static struct kvt_rng rng;
 
-static struct kvt_io *clone(const struct kvt_io *io)
-{
-    struct kvt_io *copy = NULL;
-
-    assert_int_equal(kvt_io_mem_clone(io, &copy), 0);
-    return copy;
-}
-
 static int setup(void **state)
 {
     (void)state;
@@ -157,7 +149,7 @@ static void test_every_bit_of_every_structure(void **state)
 /* The root opens whatever bit of a superblock copy is wrong, and has everything. */
 static void test_roots_with_a_bit_of_the_superblock(void **state)
 {
-    struct kvt_io *io = clone(image);
+    struct kvt_io *io = l2_clone(image);
 
     (void)state;
     for (uint64_t bit = 0; bit < 2u * KVT_PAGE_BYTES * 8; bit += 97) {
@@ -172,7 +164,7 @@ static void test_roots_with_a_bit_of_the_superblock(void **state)
         assert_int_equal(l2_env_count(&env), IDS - 1);
         l2_env_close(&env);
         io->ops->destroy(io);
-        io = clone(image);
+        io = l2_clone(image);
         practice_passed();
     }
     io->ops->destroy(io);
@@ -208,7 +200,7 @@ static void test_every_bit_of_a_record_header_and_many_of_payloads(void **state)
 {
     const char *text = getenv("KVT_BIT_FLIPS");
     uint64_t count = text ? strtoull(text, NULL, 0) : 100000;
-    struct kvt_io *io = clone(image);
+    struct kvt_io *io = l2_clone(image);
 
     (void)state;
     env = saved;
@@ -240,7 +232,7 @@ static void copy_over(struct kvt_io *io, const struct l2_entry *from, const stru
  * block): never other bytes than those of the newest version. */
 static void test_records_in_each_others_place(void **state)
 {
-    struct kvt_io *io = clone(image);
+    struct kvt_io *io = l2_clone(image);
 
     (void)state;
     env = saved;

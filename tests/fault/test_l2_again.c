@@ -66,14 +66,6 @@ static void again_over(void *ctx)
     over++;
 }
 
-static struct kvt_io *clone(const struct kvt_io *io)
-{
-    struct kvt_io *copy = NULL;
-
-    assert_int_equal(kvt_io_mem_clone(io, &copy), 0);
-    return copy;
-}
-
 static int setup(void **state)
 {
     (void)state;
@@ -121,7 +113,7 @@ static struct kvt_io *open_unread(const struct kvt_io *medium, const char *name)
 {
     const struct fault_rule rule = {
         .ops = FAULT_READ, .name = name, .action = FAULT_FAIL, .error = EIO};
-    struct kvt_io *io = fault_io_new(clone(medium), 1);
+    struct kvt_io *io = fault_io_new(l2_clone(medium), 1);
 
     assert_non_null(io);
     assert_int_equal(fault_io_rule(io, &rule), 0);
@@ -158,7 +150,7 @@ static void expect_all(uint32_t but)
 /* The life ends as in a crash; a sound drive must hold all but `but`. */
 static void reopen(struct kvt_io *io, uint32_t but)
 {
-    struct kvt_io *after = clone(fault_io_inner(io));
+    struct kvt_io *after = l2_clone(fault_io_inner(io));
 
     l2_env_close(&env);
     io->ops->destroy(io);
@@ -324,7 +316,7 @@ static void test_waits_until_there_is_room(void **state)
 /* A header that is damaged, not just unreadable: the segment is there to be written again. */
 static void test_a_segment_that_holds_nothing_is_given_back(void **state)
 {
-    struct kvt_io *medium = clone(image), *io;
+    struct kvt_io *medium = l2_clone(image), *io;
     int file = medium->ops->open(medium, names[1], 0);
     static _Alignas(4096) uint8_t junk[4096];
     uint32_t reused = 0;
@@ -453,7 +445,7 @@ static void test_closed_in_the_midst_of_a_look(void **state)
 static void test_nobody_asks(void **state)
 {
     struct kvt_io *io = open_unread(image, names[2]);
-    struct kvt_io *medium = clone(fault_io_inner(io));
+    struct kvt_io *medium = l2_clone(fault_io_inner(io));
     uint64_t reads;
 
     (void)state;

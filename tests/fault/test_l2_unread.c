@@ -28,14 +28,6 @@
 static struct l2_env env, saved;
 static struct kvt_io *image;
 
-static struct kvt_io *clone(const struct kvt_io *io)
-{
-    struct kvt_io *copy = NULL;
-
-    assert_int_equal(kvt_io_mem_clone(io, &copy), 0);
-    return copy;
-}
-
 static void put_all(uint32_t first)
 {
     for (uint32_t i = first; i < first + OLD; i++)
@@ -57,7 +49,7 @@ static void make_image(void)
 /* A medium behind faults, opened. */
 static int open_bad(const struct kvt_io *medium, const struct fault_rule *rule, struct kvt_io **io)
 {
-    *io = fault_io_new(clone(medium), 1);
+    *io = fault_io_new(l2_clone(medium), 1);
     assert_non_null(*io);
     assert_int_equal(fault_io_rule(*io, rule), 0);
     env = saved;
@@ -100,7 +92,7 @@ static bool bad_read(struct fault_rule rule, uint64_t n, bool at_once, uint64_t 
     if (rc) {
         assert_false(at_once);
         assert_int_equal(rc, -EIO);
-        after = clone(fault_io_inner(io));
+        after = l2_clone(fault_io_inner(io));
         io->ops->destroy(io);
         expect_all(after, false);
         return fired;
@@ -114,7 +106,7 @@ static bool bad_read(struct fault_rule rule, uint64_t n, bool at_once, uint64_t 
     put_all(NEW);
     assert_int_equal(env.evictions, 0);
     l2_env_close(&env);
-    after = clone(fault_io_inner(io));
+    after = l2_clone(fault_io_inner(io));
     io->ops->destroy(io);
     expect_all(after, true);
     return fired;
@@ -221,7 +213,7 @@ static void test_kept_aside_while_the_log_turns_over(void **state)
     read_file(io, "seg-00000001", now, sizeof now);
     assert_memory_equal(before, now, sizeof now);
     l2_env_close(&env);
-    after = clone(fault_io_inner(io));
+    after = l2_clone(fault_io_inner(io));
     io->ops->destroy(io);
     assert_int_equal(l2_env_open(&env, after), 0);
     assert_int_equal(unread_segments(), 0);
@@ -242,7 +234,7 @@ static void test_fsck_says_so(void **state)
 {
     const struct fault_rule rule = {
         .ops = FAULT_READ, .name = "seg-00000001", .times = 0, .action = FAULT_FAIL, .error = EIO};
-    struct kvt_io *io = fault_io_new(clone(image), 1);
+    struct kvt_io *io = fault_io_new(l2_clone(image), 1);
     uint32_t said = 0;
     struct kvt_fsck_params params = {.io = io, .found = count_problem, .ctx = &said};
     struct kvt_fsck_report report;
@@ -268,7 +260,7 @@ static void test_no_segment_can_be_read(void **state)
     (void)l2_env_put(&env, NEW, 1, PAGES); /* there is room for other segments */
     assert_int_equal(env.evictions, 0);
     l2_env_close(&env);
-    after = clone(fault_io_inner(io));
+    after = l2_clone(fault_io_inner(io));
     io->ops->destroy(io);
     expect_all(after, false);
 }
@@ -283,7 +275,7 @@ static void test_nothing_can_be_read(void **state)
     assert_int_equal(open_bad(image, &rule, &io), -EIO);
     assert_int_equal(fault_io_count(io, FAULT_WRITE | FAULT_UNLINK | FAULT_RENAME), 0);
     fault_io_clear(io);
-    after = clone(fault_io_inner(io));
+    after = l2_clone(fault_io_inner(io));
     io->ops->destroy(io);
     expect_all(after, false);
 }
@@ -293,7 +285,7 @@ static void test_a_lower_cap_takes_it(void **state)
 {
     const struct fault_rule rule = {
         .ops = FAULT_READ, .name = "seg-00000002", .times = 0, .action = FAULT_FAIL, .error = EIO};
-    struct kvt_io *io, *full = clone(image);
+    struct kvt_io *io, *full = l2_clone(image);
 
     (void)state;
     env = saved;
@@ -301,7 +293,7 @@ static void test_a_lower_cap_takes_it(void **state)
     for (uint32_t i = 0; i < 400; i++)
         assert_int_equal(l2_env_put(&env, NEW + i, 1, PAGES), 0);
     l2_env_close(&env);
-    io = fault_io_new(clone(full), 1);
+    io = fault_io_new(l2_clone(full), 1);
     fault_io_rule(io, &rule);
     env.cap = 8u << 20;
     assert_int_equal(l2_env_open(&env, io), 0);

@@ -498,3 +498,11 @@ void l2_dir_remove(const char *path)
 {
     assert_int_equal(nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS), 0);
 }
+
+struct kvt_io *l2_clone(const struct kvt_io *io)
+{
+    struct kvt_io *copy = NULL;
+
+    assert_int_equal(kvt_io_mem_clone(io, &copy), 0);
+    return copy;
+}

@@ -54,6 +54,8 @@ struct l2_env {
 
 void l2_env_init(struct l2_env *env, uint64_t cap);
 int l2_env_open(struct l2_env *env, struct kvt_io *io);
+/* A copy of the files in memory: an image to come back to. The caller destroys it. */
+struct kvt_io *l2_clone(const struct kvt_io *io);
 void l2_env_close(struct l2_env *env); /* the io stays */
 /* Forget the log as a crash would: nothing is written any more. Its io must not be used after. */
 void l2_env_forget_index(struct l2_env *env);

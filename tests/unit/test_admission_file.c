@@ -9,8 +9,8 @@
  *         beside what is tested for that the test's own time does not count, however slow it is.
  */
 #include "support/rig.h"
+#include "support/state_help.h"
 
-#include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -18,7 +18,6 @@
 
 #include "base/checked.h"
 #include "client/client.h"
-#include "format/hash.h"
 #include "store/l2_survey.h"
 
 #define N 32u
@@ -50,35 +49,6 @@ static const char *path_of(const char *name)
     static char path[300];
     snprintf(path, sizeof(path), "%s/%s", rig.dir, name);
     return path;
-}
-
-static size_t get_file(char *text, size_t room)
-{
-    FILE *file = fopen(path_of("admission"), "rb");
-    if (file == NULL)
-        return 0;
-    size_t len = fread(text, 1, room - 1, file);
-    text[len] = '\0';
-    fclose(file);
-    return len;
-}
-
-static void put_file(const char *text, size_t len)
-{
-    FILE *file = fopen(path_of("admission"), "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(text, 1, len, file), len);
-    fclose(file);
-}
-
-/* Lines, and the hash that belongs to them. */
-static void put_lines(const char *lines)
-{
-    char text[20000];
-    int n = snprintf(text, sizeof(text), "%s", lines);
-    n += snprintf(text + n, sizeof(text) - (size_t)n, "end %016" PRIx64 "\n",
-                  kvt_hash64(lines, strlen(lines)));
-    put_file(text, (size_t)n);
 }
 
 static uint64_t left(void)
@@ -135,13 +105,14 @@ static void who_does_not_close_leaves_nothing(void **state)
     (void)state;
     char alive[4096], closed[4096];
     open_rig(BUDGET);
-    size_t alive_len = get_file(alive, sizeof(alive)); /* what a crash would leave, from now on */
+    size_t alive_len = state_get(path_of("admission"), alive,
+                                 sizeof(alive)); /* what a crash would leave, from now on */
     assert_true(alive_len > 0);
     assert_left(FIRST);
     rig_close(&rig);
-    assert_true(get_file(closed, sizeof(closed)) > 0);
+    assert_true(state_get(path_of("admission"), closed, sizeof(closed)) > 0);
     assert_string_not_equal(alive, closed);
-    put_file(alive, alive_len);
+    state_put(path_of("admission"), alive, alive_len);
     rig_open(&rig);
     assert_left(0);
     rig_reopen(&rig); /* closed this time */
@@ -153,7 +124,7 @@ static void put_left(double bytes, double seconds_ago)
     char lines[200];
     snprintf(lines, sizeof(lines), VERSION "left %a %.0f\n", bytes,
              (double)time(NULL) - seconds_ago);
-    put_lines(lines);
+    state_put_lines(path_of("admission"), lines);
 }
 
 static void time_passes_while_nobody_runs(void **state)
@@ -198,21 +169,21 @@ static void damage_is_ignored_and_said(void **state)
     open_rig(BUDGET);
     rig_close(&rig);
     put_left(1.0 * MIB, 0);
-    size_t len = get_file(good, sizeof(good));
+    size_t len = state_get(path_of("admission"), good, sizeof(good));
     for (size_t i = 0; i < len; i += 13) {
         memcpy(bad, good, len);
         bad[i] = (char)(bad[i] ^ (1 << i % 7));
-        put_file(bad, len);
+        state_put(path_of("admission"), bad, len);
         rig_open(&rig);
         assert_left(FIRST);
         rig_close(&rig);
-        put_file(good, i); /* cut off */
+        state_put(path_of("admission"), good, i); /* cut off */
         rig_open(&rig);
         assert_left(FIRST);
         rig_close(&rig);
     }
     assert_non_null(strstr(rig.log, "is damaged"));
-    put_file(good, len);
+    state_put(path_of("admission"), good, len);
     rig_open(&rig);
     assert_left(1 * MIB);
 }
@@ -246,13 +217,13 @@ static void lines_that_make_no_sense_are_ignored(void **state)
         char lines[300];
         rig_close(&rig);
         snprintf(lines, sizeof(lines), VERSION "%s", bad[i]);
-        put_lines(lines);
+        state_put_lines(path_of("admission"), lines);
         rig_open(&rig);
         if (left() < FIRST || left() > FIRST + SLACK)
             fail_msg("'%s' was believed", bad[i]);
     }
     rig_close(&rig);
-    put_lines("kvtier-admission 2\nleft 0x1p+20 1\n");
+    state_put_lines(path_of("admission"), "kvtier-admission 2\nleft 0x1p+20 1\n");
     rig_open(&rig);
     assert_left(FIRST);
 }
@@ -262,7 +233,7 @@ static void lines_of(const char *kind, char *out, size_t room)
 {
     char text[8192], *at = text;
     out[0] = '\0';
-    assert_true(get_file(text, sizeof(text)) > 0);
+    assert_true(state_get(path_of("admission"), text, sizeof(text)) > 0);
     for (char *end; (end = strchr(at, '\n')) != NULL; at = end + 1) {
         *end = '\0';
         if (strncmp(at, kind, strlen(kind)) == 0)
@@ -288,7 +259,7 @@ static void what_was_learnt_is_there_again(void **state)
     lines_of("chance", again, sizeof(again));
     assert_string_equal(again, learnt);
     /* more wanted again than were there: the store takes none of it, and goes on */
-    put_lines(VERSION "left 0x1p+20 1\nchance 0 0 0x1p+2 0x1p+3\n");
+    state_put_lines(path_of("admission"), VERSION "left 0x1p+20 1\nchance 0 0 0x1p+2 0x1p+3\n");
     rig_open(&rig);
     assert_non_null(strstr(rig.log, "what admission had learnt makes no sense"));
     rig_close(&rig);

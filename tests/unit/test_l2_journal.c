@@ -29,14 +29,6 @@ static struct kvt_io *mem(void)
     return io;
 }
 
-static struct kvt_io *clone(const struct kvt_io *io)
-{
-    struct kvt_io *copy = NULL;
-
-    assert_int_equal(kvt_io_mem_clone(io, &copy), 0);
-    return copy;
-}
-
 static void destroy(struct kvt_io *io)
 {
     io->ops->destroy(io);
@@ -225,12 +217,12 @@ static void test_damaged_journal(void **state)
     assert_int_equal(journal_bytes(io), 4 * KVT_PAGE_BYTES);
     for (uint64_t page = 0; page < 4; page++)
         for (int value = 0; value < 2; value++) { /* rot, and a page that went back to zeros */
-            copy = clone(io);
+            copy = l2_clone(io);
             set_bytes(copy, "journal", page, value * 0x55);
             doubt(copy);
             destroy(copy);
         }
-    copy = clone(io); /* a page after the last acknowledged one: a purge that did not return */
+    copy = l2_clone(io); /* a page after the last acknowledged one: a purge that did not return */
     set_bytes(copy, "journal", 4, 0x55);
     assert_int_equal(l2_env_open(&env, copy), 0);
     assert_int_equal(l2_env_count(&env), 46);
@@ -239,11 +231,11 @@ static void test_damaged_journal(void **state)
     assert_int_equal(l2_env_count(&env), 45);
     l2_env_close(&env);
     destroy(copy);
-    copy = clone(io); /* the file is gone */
+    copy = l2_clone(io); /* the file is gone */
     assert_int_equal(copy->ops->unlink(copy, "journal"), 0);
     doubt(copy);
     destroy(copy);
-    copy = clone(io); /* an older journal has come back (another file was restored, say) */
+    copy = l2_clone(io); /* an older journal has come back (another file was restored, say) */
     reopen(io);
     for (uint32_t i = 0; i < 200; i++)
         assert_int_equal(l2_env_purge_key(&env, 20 + i % 20), 0);

@@ -29,14 +29,6 @@ static struct kvt_io *mem(void)
     return io;
 }
 
-static struct kvt_io *clone(const struct kvt_io *io)
-{
-    struct kvt_io *copy = NULL;
-
-    assert_int_equal(kvt_io_mem_clone(io, &copy), 0);
-    return copy;
-}
-
 static void destroy(struct kvt_io *io)
 {
     io->ops->destroy(io);
@@ -199,7 +191,7 @@ static void test_c4_cut_files(void **state)
         bool segment = !strncmp(names.name[i], "seg-", 4);
 
         for (uint32_t k = 0; k < KVT_ARRAY_LEN(lengths); k++) {
-            struct kvt_io *copy = clone(io);
+            struct kvt_io *copy = l2_clone(io);
             uint32_t left;
 
             cut(copy, names.name[i], lengths[k]);
@@ -235,23 +227,23 @@ static void test_c4_ours_by_any_sign(void **state)
 
     (void)state;
     for (uint64_t bad = 0; bad < 2; bad++) { /* one superblock copy */
-        copy = clone(io);
+        copy = l2_clone(io);
         fill_page(copy, "superblock", bad, 0xee);
         assert_int_equal(survivors(copy), 60);
         destroy(copy);
     }
-    copy = clone(io); /* both: rebuilt from the segments, with a warning */
+    copy = l2_clone(io); /* both: rebuilt from the segments, with a warning */
     fill_page(copy, "superblock", 0, 0xee);
     fill_page(copy, "superblock", 1, 0xee);
     env.warnings = 0;
     assert_int_equal(survivors(copy), 60);
     assert_true(env.warnings > 0);
     destroy(copy);
-    copy = clone(io); /* no file at all */
+    copy = l2_clone(io); /* no file at all */
     assert_int_equal(copy->ops->unlink(copy, "superblock"), 0);
     assert_int_equal(survivors(copy), 60);
     destroy(copy);
-    copy = clone(io); /* the journal alone */
+    copy = l2_clone(io); /* the journal alone */
     assert_int_equal(copy->ops->unlink(copy, "superblock"), 0);
     for (uint32_t i = 0; i < 3; i++) {
         char name[KVT_IO_NAME_MAX];
@@ -263,7 +255,7 @@ static void test_c4_ours_by_any_sign(void **state)
     assert_int_equal(survivors(copy), 0);
     destroy(copy);
     /* superblock and journal gone: ours, but a purge may have been in that journal: all misses */
-    copy = clone(io);
+    copy = l2_clone(io);
     assert_int_equal(copy->ops->unlink(copy, "superblock"), 0);
     assert_int_equal(copy->ops->unlink(copy, "journal"), 0);
     assert_int_equal(kvt_l2_probe(copy), 0);
@@ -336,7 +328,7 @@ static void test_foreign_directories_are_refused(void **state)
 /* C24: a newer version of any structure that decides: nothing is touched. */
 static void test_c24_newer_version_is_left_alone(void **state)
 {
-    struct kvt_io *io = root_with(30), *copy = clone(io);
+    struct kvt_io *io = root_with(30), *copy = l2_clone(io);
     struct kvt_superblock *superblock;
     struct kvt_segment_header *header;
     uint64_t before;
@@ -354,7 +346,7 @@ static void test_c24_newer_version_is_left_alone(void **state)
         assert_true(digest(copy) == before);
     }
     destroy(copy);
-    copy = clone(io);
+    copy = l2_clone(io);
     struct kvt_journal_page *journal = aligned_alloc(KVT_PAGE_BYTES, sizeof *journal);
     assert_non_null(journal);
     memset(journal, 0, sizeof *journal);
@@ -368,7 +360,7 @@ static void test_c24_newer_version_is_left_alone(void **state)
     assert_int_equal(kvt_l2_probe(copy), KVT_E_NEWER);
     assert_true(digest(copy) == before);
     destroy(copy);
-    copy = clone(io);
+    copy = l2_clone(io);
     header = page_of(copy, "seg-00000001", 0);
     header->version = KVT_DISK_VERSION + 7;
     kvt_segment_header_finish(header);
@@ -400,7 +392,7 @@ static void test_an_earlier_life_does_not_come_back(void **state)
     for (uint32_t i = 1000; i < 1026; i++)
         assert_int_equal(l2_env_put(&env, i, 2, 10), 0);
     l2_env_close(&env);
-    copy = clone(io);
+    copy = l2_clone(io);
     set_page(copy, name, last - 1, footer);
     set_page(copy, name, last, trailer);
     assert_int_equal(l2_env_open(&env, copy), 0);
@@ -424,7 +416,7 @@ static void test_a_stale_batch_is_not_walked(void **state)
     l2_env_init(&env, CAP);
     assert_int_equal(l2_env_open(&env, io), 0);
     assert_int_equal(l2_env_put(&env, 1, 1, 2), 0);
-    longer = clone(io); /* here the first life goes on: two more batches */
+    longer = l2_clone(io); /* here the first life goes on: two more batches */
     assert_int_equal(l2_env_put(&env, 2, 1, 2), 0);
     assert_int_equal(l2_env_put(&env, 3, 1, 2), 0);
     where = env.index[3].where;
@@ -456,7 +448,7 @@ static void test_a_stale_batch_is_not_walked(void **state)
 /* A segment under another number, or of another root, is not ours to read. */
 static void test_misplaced_segments(void **state)
 {
-    struct kvt_io *io = root_with(60), *other, *copy = clone(io);
+    struct kvt_io *io = root_with(60), *other, *copy = l2_clone(io);
     uint32_t inside = 0;
 
     (void)state;
@@ -471,7 +463,7 @@ static void test_misplaced_segments(void **state)
     assert_int_equal(l2_env_open(&env, other), 0);
     assert_int_equal(l2_env_put(&env, 200, 1, 10), 0);
     l2_env_close(&env);
-    copy = clone(io);
+    copy = l2_clone(io);
     for (uint64_t page = 0; page < 256; page++) {
         void *bytes = page_of(other, "seg-00000000", page);
 
@@ -499,7 +491,7 @@ static void test_random_damage(void **state)
     l2_env_close(&env);
     list(io, &names);
     for (uint32_t round = 0; round < 150; round++) {
-        struct kvt_io *copy = clone(io);
+        struct kvt_io *copy = l2_clone(io);
         uint32_t left;
 
         for (uint32_t hits = 0; hits < 4; hits++) {

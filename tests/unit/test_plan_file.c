@@ -7,8 +7,8 @@
  * length; files with a right hash and wrong lines are made by hand.
  */
 #include "support/rig.h"
+#include "support/state_help.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,7 +16,6 @@
 
 #include "base/checked.h"
 #include "client/client.h"
-#include "format/hash.h"
 #include "store/l2_survey.h"
 
 #define N 32u
@@ -45,35 +44,6 @@ static const char *path_of(const char *name)
     static char path[300];
     snprintf(path, sizeof(path), "%s/%s", rig.dir, name);
     return path;
-}
-
-static size_t get_file(char *text, size_t room)
-{
-    FILE *file = fopen(path_of("plan"), "rb");
-    if (file == NULL)
-        return 0;
-    size_t len = fread(text, 1, room - 1, file);
-    text[len] = '\0';
-    fclose(file);
-    return len;
-}
-
-static void put_file(const char *text, size_t len)
-{
-    FILE *file = fopen(path_of("plan"), "wb");
-    assert_non_null(file);
-    assert_int_equal(fwrite(text, 1, len, file), len);
-    fclose(file);
-}
-
-/* Lines, and the hash that belongs to them. */
-static void put_lines(const char *lines)
-{
-    char text[20000];
-    int n = snprintf(text, sizeof(text), "%s", lines);
-    n += snprintf(text + n, sizeof(text) - (size_t)n, "end %016" PRIx64 "\n",
-                  kvt_hash64(lines, strlen(lines)));
-    put_file(text, (size_t)n);
 }
 
 static struct kvt_plan ask(void)
@@ -165,13 +135,13 @@ static void damage_is_ignored_and_counted(void **state)
     struct kvt_plan fresh = ask();
     learn(1234);
     rig_close(&rig);
-    size_t len = get_file(good, sizeof(good));
+    size_t len = state_get(path_of("plan"), good, sizeof(good));
     assert_true(len > 100);
     for (size_t i = 0; i < 2 * len; i += 7) { /* a byte changed, or all from there on gone */
         size_t at = i / 2, keep = i % 2 ? at : len;
         memcpy(bad, good, len);
         bad[at] ^= 1 << at % 8;
-        put_file(bad, keep);
+        state_put(path_of("plan"), bad, keep);
         rig_open(&rig);
         assert_int_equal(rig_stat(&rig, "plan.file_bad"), 1);
         assert_int_equal(rig_stat(&rig, "plan.file_read"), 0);
@@ -184,7 +154,7 @@ static void damage_is_ignored_and_counted(void **state)
     rig_reopen(&rig);
     assert_int_equal(rig_stat(&rig, "plan.file_read"), 1);
     rig_close(&rig);
-    assert_int_equal(get_file(good, sizeof(good)), len);
+    assert_int_equal(state_get(path_of("plan"), good, sizeof(good)), len);
     rig_open(&rig);
 }
 
@@ -226,7 +196,7 @@ static void numbers_that_make_no_sense_are_ignored(void **state)
     struct kvt_plan fresh = ask();
     rig_close(&rig);
     for (size_t i = 0; i < KVT_ARRAY_LEN(bodies); i++) {
-        put_lines(bodies[i]);
+        state_put_lines(path_of("plan"), bodies[i]);
         rig_open(&rig);
         if (rig_stat(&rig, "plan.file_bad") != 1)
             fail_msg("taken: %s", bodies[i]);
@@ -238,22 +208,22 @@ static void numbers_that_make_no_sense_are_ignored(void **state)
     char many[20000] = "kvtier-plan 1\n"; /* one more than there is room for */
     for (uint32_t i = 0; i <= KVT_KEPT_MAX; i++)
         snprintf(many + strlen(many), sizeof(many) - strlen(many), "prefill %032x 0x1p-13 0\n", i);
-    put_lines(many);
+    state_put_lines(path_of("plan"), many);
     rig_open(&rig);
     assert_int_equal(rig_stat(&rig, "plan.file_bad"), 1);
     rig_close(&rig);
     snprintf(many, sizeof(many), "kvtier-plan 1\n");
     for (uint32_t i = 0; i <= KVT_KEPT_ROOTS_MAX; i++)
         snprintf(many + strlen(many), sizeof(many) - strlen(many), "root %016x 0 1e-9\n", i);
-    put_lines(many);
+    state_put_lines(path_of("plan"), many);
     rig_open(&rig);
     assert_int_equal(rig_stat(&rig, "plan.file_bad"), 1);
     rig_close(&rig);
-    put_file("", 0);
+    state_put(path_of("plan"), "", 0);
     rig_open(&rig);
     assert_int_equal(rig_stat(&rig, "plan.file_bad"), 1);
     rig_close(&rig);
-    put_lines("kvtier-plan 1\n"); /* nothing in it is no fault */
+    state_put_lines(path_of("plan"), "kvtier-plan 1\n"); /* nothing in it is no fault */
     rig_open(&rig);
     assert_int_equal(rig_stat(&rig, "plan.file_read"), 1);
 }
@@ -270,14 +240,14 @@ static void deterministic_plans_have_none_of_it(void **state)
     rig_open(&rig);
     learn(1234);
     rig_close(&rig);
-    size_t len = get_file(before, sizeof(before));
+    size_t len = state_get(path_of("plan"), before, sizeof(before));
     snprintf(rig.config, sizeof(rig.config), "dram=4MiB,plan=deterministic");
     rig_open(&rig);
     assert_int_equal(rig_stat(&rig, "plan.file_read"), 0);
     assert_true(ask().recompute_s == fresh.recompute_s && ask().load_all_s == fresh.load_all_s);
     (void)kvt_observe_prefill(rig.ns, 500, 0, 1);
     rig_close(&rig);
-    assert_int_equal(get_file(after, sizeof(after)), len);
+    assert_int_equal(state_get(path_of("plan"), after, sizeof(after)), len);
     assert_memory_equal(before, after, len);
     rig_open(&rig);
 }
