@@ -217,7 +217,9 @@ static void test_c31_resident_memory_stays_within_the_cap(void **state)
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(growth <= UINT64_C(714) * 1048576 / 10);
 #endif
-    assert_true(growth > 50u << 20); /* it did fill up */
+    /* It did fill up. Asked of the store: the kernel may join an arena's pages to huge ones, and
+     * then counts them again only as they are touched. */
+    assert_true(rig_stat(&rig, "dram.bytes_used") > 50u << 20);
 }
 
 static void test_c31_a_large_cache_opens_at_once(void **state)
