@@ -24,7 +24,8 @@ struct kvt_bench_remote { /* what is measured, and where */
 /* A redis-server on a free port of loopback, whose address is noted. Its process; -1 (said). */
 pid_t kvt_bench_server_start(struct kvt_bench_remote *plan);
 void kvt_bench_server_end(pid_t pid);
-/* Bytes a second of `count` commands of redis-benchmark; 0: it failed (said). */
+/* Bytes a second of `count` commands of redis-benchmark, or of more where those take no time that
+ * it can count; 0: it failed (said). */
 double kvt_bench_theirs(const struct kvt_bench_remote *plan, int way, int64_t count);
 /* Remove the keys that it has written. */
 bool kvt_bench_theirs_remove(const struct kvt_bench_remote *plan);

@@ -288,6 +288,7 @@ static int run(const struct kvt_daemon_args *args, struct kvt_conf *conf)
         return EXIT_PROBLEM;
     }
     warn_mode(conf, listen_fd >= 0);
+    kvt_notify_hold();
     int rc = kvt_host_init(&host, error, sizeof(error));
     if (rc == 0 && pin_memory(&host, &pin) != 0)
         rc = KVT_E_LIMIT;

@@ -16,15 +16,33 @@
 
 #define FIRST_FD 3
 
-void kvt_notify(const char *state)
+static int notify_fd = -1; /* set before there are threads */
+
+/* $NOTIFY_SOCKET, or NULL: nobody wants to know. */
+static const char *notify_path(void)
 {
     const char *path = getenv("NOTIFY_SOCKET");
+    const size_t room = sizeof(((struct sockaddr_un *)NULL)->sun_path);
+    return path && (path[0] == '/' || path[0] == '@') && strlen(path) < room ? path : NULL;
+}
+
+void kvt_notify_hold(void)
+{
+    const struct timeval patience = {.tv_sec = 1}; /* with who does not take its messages */
+    if (notify_path() == NULL)
+        return;
+    notify_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (notify_fd >= 0)
+        (void)setsockopt(notify_fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+}
+
+void kvt_notify(const char *state)
+{
+    const char *path = notify_path();
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     char text[256];
     struct timespec now;
-    const struct timeval patience = {.tv_sec = 1}; /* with who does not take its messages */
-    if (path == NULL || (path[0] != '/' && path[0] != '@') ||
-        strlen(path) >= sizeof(address.sun_path))
+    if (path == NULL || notify_fd < 0)
         return;
     memcpy(address.sun_path, path, strlen(path));
     if (path[0] == '@')
@@ -32,14 +50,10 @@ void kvt_notify(const char *state)
     clock_gettime(CLOCK_MONOTONIC, &now);
     (void)snprintf(text, sizeof(text), "%s\nMONOTONIC_USEC=%lld\nMAINPID=%d", state,
                    (long long)now.tv_sec * 1000000 + now.tv_nsec / 1000, (int)getpid());
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return;
-    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-    ssize_t n = sendto(fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&address,
-                       (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path)));
+    ssize_t n =
+        sendto(notify_fd, text, strlen(text), MSG_NOSIGNAL, (const struct sockaddr *)&address,
+               (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path)));
     (void)n; /* nobody can be told that nobody could be told */
-    (void)close(fd);
 }
 
 int kvt_passed_socket(void)

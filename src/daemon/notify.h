@@ -5,7 +5,10 @@
 
 #include <stddef.h>
 
-/* "READY=1", "STOPPING=1", "RELOADING=1", ... to $NOTIFY_SOCKET. Best effort. */
+/* Take the descriptor that kvt_notify() needs, where $NOTIFY_SOCKET is set: programs may have taken
+ * all others when there is something to tell. For the life of the process; before its threads. */
+void kvt_notify_hold(void);
+/* "READY=1", "STOPPING=1", "RELOADING=1", ... to $NOTIFY_SOCKET. Best effort. Any thread. */
 void kvt_notify(const char *state);
 
 /* The one socket that was passed to us ($LISTEN_FDS), or -1: none; KVT_E_INVAL: not one, or not a

@@ -380,7 +380,7 @@ static int child_dlclose_closed(const char *dir)
         lib.kvt_pool_unregister(lib.pool);
         lib.kvt_ns_close(lib.ns);
         lib.kvt_close(lib.cache);
-        for (int ms = 0; threads_now() != 1 + extra && ms < 2000; ms++)
+        for (int ms = 0; threads_now() != 1 + extra && ms < 60000; ms++)
             rig_sleep_ms(1); /* joined, but not yet gone from /proc */
         if (threads_now() != 1 + extra)
             return 7;

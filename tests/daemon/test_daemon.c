@@ -204,7 +204,7 @@ static void wait_connected(struct rig *one)
 {
     char text[512] = "";
 
-    for (int i = 0; i < 500 && strcmp(text, "connected") != 0; i++) {
+    for (int i = 0; i < 6000 && strcmp(text, "connected") != 0; i++) {
         rig_sleep_ms(10);
         rig_stat_text(one, "daemon.state", text, sizeof(text));
     }
@@ -693,7 +693,7 @@ static void what_is_wrong_in_a_configuration_is_named(void **state)
 
 static void wait_said(const char *text)
 {
-    for (int i = 0; i < 300 && !daemon_said(&server, text); i++)
+    for (int i = 0; i < 6000 && !daemon_said(&server, text); i++)
         rig_sleep_ms(10);
     if (!daemon_said(&server, text))
         fail_msg("\"%s\" was not said", text);

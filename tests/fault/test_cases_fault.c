@@ -105,7 +105,7 @@ static void begin(const struct drive *drive, const char *config, const char *cap
 static void finish(const struct drive *drive)
 {
     fault_io_clear(faulty);
-    for (int i = 0; i < 500 && rig_stat(&rig, "dram.pins") != 0; i++)
+    for (int i = 0; i < 6000 && rig_stat(&rig, "dram.pins") != 0; i++)
         rig_sleep_ms(10);       /* prefetches and writes end by themselves */
     (void)kvt_flush(rig.cache); /* says what went wrong before */
     assert_int_equal(rig_stat(&rig, "dram.pins"), 0);

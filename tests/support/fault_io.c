@@ -689,6 +689,12 @@ void fault_io_hold(struct kvt_io *io, int on)
         (void)fault_io_release(io, UINT32_MAX, 0);
 }
 
+unsigned fault_io_held(struct kvt_io *io)
+{
+    drain_inner(fault_of(io));
+    return (unsigned)fault_of(io)->held.count;
+}
+
 unsigned fault_io_release(struct kvt_io *io, unsigned count, int backwards)
 {
     struct fault_io *fault = fault_of(io);

@@ -105,6 +105,8 @@ uint64_t fault_io_stale_reads(const struct kvt_io *io);
 
 /* Hold completions back: operations run, nothing is reaped until released. */
 void fault_io_hold(struct kvt_io *io, int on);
+/* How many are held back. */
+unsigned fault_io_held(struct kvt_io *io);
 /* Let up to `count` held completions go; newest first when backwards. Returns how many went. */
 unsigned fault_io_release(struct kvt_io *io, unsigned count, int backwards);
 

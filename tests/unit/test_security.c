@@ -124,7 +124,7 @@ static void check_purged(bool whole, bool flushed)
     assert_int_equal(kvt_purge(rig.ns, whole ? NULL : keys, whole ? 0 : CHAIN), CHAIN);
     assert_int_equal(rig_load(&rig, 1, CHAIN, NULL), 0);
     if (flushed) /* erased behind the answer, and at the latest when the cache is closed */
-        for (int i = 0; i < 500 && found_in_files(marker, sizeof(marker) - 1); i++)
+        for (int i = 0; i < 6000 && found_in_files(marker, sizeof(marker) - 1); i++)
             rig_sleep_ms(10);
     rig_close(&rig);
     assert_int_equal(found_in_files(marker, sizeof(marker) - 1), 0);

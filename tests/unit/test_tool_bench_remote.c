@@ -94,28 +94,54 @@ static void test_addresses(void **state)
     assert_non_null(strstr(run.err, "nonsense"));
 }
 
-/* Another program of that name, that somebody kills: the signal is told. */
-static void test_redis_benchmark_is_killed(void **state)
+/* With another program of that name: a script of the shell. */
+static void bench_with(const char *script)
 {
     char dir[128], path[192], env[256];
     FILE *file;
 
-    (void)state;
-    if (!redis_rig_able())
-        return;
     rig_dir_make(dir, sizeof(dir));
     snprintf(path, sizeof(path), "%s/redis-benchmark", dir);
     file = fopen(path, "w");
     assert_non_null(file);
-    fputs("#!/bin/sh\nkill -9 $$\n", file);
+    fprintf(file, "#!/bin/sh\n%s\n", script);
     fclose(file);
     assert_int_equal(chmod(path, 0700), 0);
     snprintf(env, sizeof(env), "PATH=%s:/usr/local/bin:/usr/bin:/bin", dir);
-    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "bench", "remote", SMALL, NULL}, NULL,
-             env);
+    tool_run(&run, KVT_TOOL,
+             (const char *const[]){"kvtier", "bench", "remote", SMALL, "--json", NULL}, NULL, env);
     rig_dir_remove(dir);
+}
+
+/* Somebody kills it: the signal is told. */
+static void test_redis_benchmark_is_killed(void **state)
+{
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    bench_with("kill -9 $$");
     assert_int_equal(run.code, 1);
     assert_non_null(strstr(run.err, "ended by signal 9"));
+}
+
+/* It counts milliseconds, and less than one is an infinite rate: then there is more to do. And it
+ * takes it badly when its number is not one of whole pipelines. */
+static void test_redis_benchmark_is_too_fast_to_tell(void **state)
+{
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    bench_with("while [ $# -gt 1 ]; do\n"
+               "case $1 in -t) what=$2 ;; -n) number=$2 ;; -P) pipeline=$2 ;; esac; shift; done\n"
+               "[ $((number % pipeline)) = 0 ] || exit 1\n"
+               "rate=inf; [ $number -lt 800 ] || rate=5000.00\n"
+               "what=$(echo $what | tr a-z A-Z); echo \"\\\"$what\\\",\\\"$rate\\\"\"");
+    check_json();
+    json_t *out = json_loads(run.out, 0, NULL);
+    assert_non_null(out);
+    assert_true(json_real_value(json_object_get(json_object_get(out, "put"),
+                                                "redis_benchmark_mb_per_s")) == 5000 * 0.06144);
+    json_decref(out);
 }
 
 int main(void)
@@ -126,6 +152,7 @@ int main(void)
         cmocka_unit_test(test_no_server_can_be_started),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_redis_benchmark_is_killed),
+        cmocka_unit_test(test_redis_benchmark_is_too_fast_to_tell),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
