@@ -1,4 +1,4 @@
-/* kvtier purge unix:SOCKET: a namespace of a running kvtierd. */
+/* kvtier purge unix:SOCKET: a namespace of a running kvtierd, or all. */
 #ifndef KVT_TOOLS_PURGE_DAEMON_H
 #define KVT_TOOLS_PURGE_DAEMON_H
 

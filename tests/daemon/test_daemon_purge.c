@@ -1,10 +1,10 @@
 /* A namespace of a running kvtierd is removed by whoever runs it.
  *
- * Goal:   by its digits or its model's name it goes from DRAM, disk and the tier that machines
- *         share, for good, with counts; others stay; only root and the daemon's user may; nobody
- *         waits meanwhile, also when the shared tier says nothing.
- * Method: real daemons, the C call and `kvtier purge`; a shared directory; a server that accepts
- *         and says nothing is a socket of our own.
+ * Goal:   by its digits or its model's name, or with all others, it goes from DRAM, disk and the
+ * tier that machines share, for good, with counts; others stay; only root and the daemon's user
+ * may; nobody waits meanwhile, also when the shared tier says nothing. Method: real daemons, the C
+ * call and `kvtier purge`; a shared directory; a server that accepts and says nothing is a socket
+ * of our own.
  */
 #include "support/rig.h"
 
@@ -145,9 +145,12 @@ static void the_command_purges_by_digits_and_by_name(void **state)
     tool(hex, NULL, NULL); /* nobody can be asked */
     assert_int_equal(run.code, 2);
     assert_non_null(strstr(run.err, "add --yes to remove namespace "));
-    tool(NULL, "--all", "--yes");
+    tool(hex, "--all", "--yes");
     assert_int_equal(run.code, 2);
-    assert_non_null(strstr(run.err, "one namespace at a time"));
+    assert_non_null(strstr(run.err, "give either --namespace HEX"));
+    tool(NULL, "--yes", "--json");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "or --all"));
     tool("three", "--yes", NULL);
     assert_int_equal(run.code, 1);
     assert_non_null(strstr(run.err, "'three' is not 32 hexadecimal digits, nor"));
@@ -222,6 +225,83 @@ static void the_shared_tier_is_purged_too(void **state)
     rig_dir_remove(shared);
 }
 
+/* A third model that only the disk knows of, and what other machines see. */
+static void all_of_them_go_at_once(void **state)
+{
+    char shared[128], options[400];
+
+    (void)state;
+    rig_dir_make(shared, sizeof(shared));
+    snprintf(options, sizeof(options),
+             "--dram 16MiB --disk {store}:64MiB --remote-write all --remote dir:%s", shared);
+    begin(options);
+    rig_close(&two);
+    rig_free(&two);
+    engine_open(&two, "three");
+    assert_int_equal(rig_store(&two, 1, BLOCKS, 0, NULL), BLOCKS);
+    assert_int_equal(kvt_flush(two.cache), 0);
+    rig_close(&one);
+    rig_close(&two);
+    daemon_wait_stat(&server, "remote.put", 3 * BLOCKS, 60000);
+    assert_int_equal(daemon_stop(&server), 0);
+    daemon_start(&server); /* two of the three are not opened again */
+    rig_open(&one);
+    assert_int_equal(rig_load(&one, 1, BLOCKS, NULL), BLOCKS);
+    tool(NULL, "--all", NULL); /* nobody can be asked */
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "add --yes to remove every namespace (3 of them now) from "));
+    assert_int_equal(rig_load(&one, 1, BLOCKS, NULL), BLOCKS);
+    tool(NULL, "--all", "--yes");
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "removed 3 namespaces, 72 records, "));
+    assert_non_null(strstr(run.out, "and 72 records of the tier that it shares"));
+    assert_int_equal(daemon_stat(&server, "index.blocks"), 0);
+    assert_int_equal(rig_lookup(&one, 1, BLOCKS), 0);
+    assert_int_equal(rig_store(&one, 100, BLOCKS, 0, NULL), BLOCKS); /* it goes on */
+    tool(NULL, "--all", "--yes");
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "removed 1 namespaces, 24 records, "));
+    tool(NULL, "--all", "--yes"); /* nothing is there: nothing was meant but that */
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "removed 0 namespaces, 0 records, "));
+    rig_close(&one);
+    daemon_kill(&server);
+    daemon_start(&server);
+    assert_int_equal(daemon_stat(&server, "index.blocks"), 0);
+    assert_int_equal(daemon_stop(&server), 0);
+    rig_dir_remove(shared);
+}
+
+/* A server that takes connections, and that is all. */
+static int mute_server(char *url, size_t len)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t at_len = sizeof(at);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
+    assert_int_equal(listen(fd, 64), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &at_len), 0);
+    snprintf(url, len, "redis://127.0.0.1:%u", ntohs(at.sin_port));
+    return fd;
+}
+
+/* What cannot be purged is named, with how far it came. */
+static void all_of_them_where_the_shared_tier_says_nothing(void **state)
+{
+    char options[256], url[64];
+
+    (void)state;
+    int fd = mute_server(url, sizeof(url));
+    snprintf(options, sizeof(options), "--dram 16MiB --remote %s", url);
+    begin(options);
+    close(fd); /* refused from now on */
+    tool(NULL, "--all", "--yes");
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "(0 of 2 namespaces are gone"));
+    assert_non_null(strstr(run.err, "repeat it"));
+}
+
 /* Others may look, by allow_uid, and not remove. */
 static void other_users_may_not_purge(void **state)
 {
@@ -264,20 +344,6 @@ static void *purge_main(void *arg)
 {
     purge_rc = kvt_link_purge(arg, purge_id, &purge_out, purge_why, sizeof(purge_why));
     return NULL;
-}
-
-/* A server that takes connections, and that is all. */
-static int mute_server(char *url, size_t len)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t at_len = sizeof(at);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-
-    assert_int_equal(bind(fd, (struct sockaddr *)&at, sizeof(at)), 0);
-    assert_int_equal(listen(fd, 64), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&at, &at_len), 0);
-    snprintf(url, len, "redis://127.0.0.1:%u", ntohs(at.sin_port));
-    return fd;
 }
 
 /* Numbers are told, blocks are stored and loaded, and the daemon ends when it is told to; who waits
@@ -340,6 +406,8 @@ int main(void)
         cmocka_unit_test_teardown(the_command_purges_by_digits_and_by_name, tear_down),
         cmocka_unit_test_teardown(a_name_that_two_namespaces_have_is_refused, tear_down),
         cmocka_unit_test_teardown(the_shared_tier_is_purged_too, tear_down),
+        cmocka_unit_test_teardown(all_of_them_go_at_once, tear_down),
+        cmocka_unit_test_teardown(all_of_them_where_the_shared_tier_says_nothing, tear_down),
         cmocka_unit_test_teardown(other_users_may_not_purge, tear_down),
         cmocka_unit_test_teardown(nobody_waits_for_a_purge, tear_down),
         cmocka_unit_test_teardown(questions_are_answered_in_words, tear_down),
