@@ -13,8 +13,8 @@
  * store behind a cache disconnects it (it never does so without a defect, and logs it), what is in
  * flight ends with KVT_E_CLOSED, and so do later calls; kvt_close() is what is left to do. Fork: a
  * forked child owns nothing of the cache: its calls return KVT_E_CLOSED or do nothing, its exit
- * disturbs nothing; but as long as it lives without exec, the roots stay locked. dlclose() leaves
- * the library where it is, since threads of an open cache run in it.
+ * disturbs nothing, and it holds no lock of a root, so that the roots of a parent that died are
+ * free. dlclose() leaves the library where it is, since threads of an open cache run in it.
  */
 #ifndef KVTIER_CACHE_H
 #define KVTIER_CACHE_H

@@ -27,6 +27,15 @@ IN_LIBRARY = {
     "signal": "signals belong to the program", "sigaction": "signals belong to the program",
     "setlocale": "the locale belongs to the program",
 }
+# Descriptors: through base/fd.h, so that none gets the number of a standard one that is closed.
+OPENS = {
+    "open", "openat", "creat", "socket", "socketpair", "accept", "accept4", "eventfd", "memfd_create",
+    "epoll_create", "epoll_create1", "timerfd_create", "signalfd", "inotify_init", "inotify_init1",
+    "pipe", "pipe2", "dup", "shm_open", "opendir", "fopen", "mkstemp", "mkostemp", "pidfd_open",
+    "io_uring_setup",
+}
+OPENS_AT_LEAST_3 = "kvt_fd_high("
+OPENS_EXEMPT = ("src/base/fd.h", "src/daemon/")  # the daemon holds the three: daemon/standard.h
 NOTES = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 PATHS = re.compile(r"/home/|/root/|/Users/")
 TOKENS = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -51,6 +60,16 @@ def check(path, words, out):
                 out.append(f"{path}:{number}: {call.group(1)}(): {words[call.group(1)]}")
 
 
+def check_opens(path, out):
+    if path.as_posix().startswith(OPENS_EXEMPT):
+        return
+    code = TOKENS.sub(blank, path.read_text())
+    for call in re.finditer(r"(?<![\w.>])(\w+)\s*\(", code):
+        if call.group(1) in OPENS and not code[:call.start()].rstrip().endswith(OPENS_AT_LEAST_3):
+            number = code.count("\n", 0, call.start()) + 1
+            out.append(f"{path}:{number}: {call.group(1)}(): may give 0, 1 or 2: base/fd.h")
+
+
 def main():
     out = []
     for folder in ("include", "src", "tools", "tests", "examples"):
@@ -62,6 +81,8 @@ def main():
         for path in sorted(pathlib.Path(folder).rglob("*")):
             if path.suffix in (".c", ".h", ".cpp"):
                 check(path, words, out)
+                if folder == "src":
+                    check_opens(path, out)
     print("\n".join(out), end="\n" if out else "")
     return 1 if out else 0
 

@@ -21,7 +21,7 @@ ALLOWED = {
     "src/daemon": {"base", "format", "daemon", "store/owner.h", "io/io.h", "remote/remote.h", "client/host.h",
                    "client/settings.h", "client/options.h", "client/pin.h", "client/link.h"},
     "src/gpu": {"base", "format", "codec", "gpu"},
-    "src/adapters": {"adapters"},
+    "src/adapters": {"adapters", "base/fd.h"},
 }
 STANDARD = {
     "stddef.h", "stdint.h", "stdbool.h", "stdarg.h", "limits.h", "inttypes.h",

@@ -23,6 +23,8 @@
 #include <kvtier/error.h>
 #include <openssl/evp.h>
 
+#include "base/fd.h"
+
 #define READ_BYTES ((size_t)4 << 20)
 #define SETTLED_NS 2000000000
 #define PATH_BYTES 4096
@@ -92,7 +94,7 @@ static int note_path(const char *dir, const struct stat *st, char path[PATH_BYTE
 static int read_note(const char *path, char hex[KVT_DIGEST_HEX + 1])
 {
     char text[KVT_DIGEST_HEX + 2];
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = kvt_fd_high(open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
 
     if (fd < 0)
         return 0;
@@ -116,7 +118,7 @@ static void write_note(const char *dir, const char *path, const char *hex)
 
     (void)mkdir(dir, 0700);
     snprintf(tmp, sizeof(tmp), "%s.XXXXXX", path);
-    int fd = mkostemp(tmp, O_CLOEXEC); /* 0600 */
+    int fd = kvt_fd_high(mkostemp(tmp, O_CLOEXEC)); /* 0600 */
     if (fd < 0)
         return;
     snprintf(text, sizeof(text), "%s\n", hex);
@@ -131,7 +133,7 @@ static int file_digest(const char *path, const char *remember, char hex[KVT_DIGE
     char note[PATH_BYTES];
     struct stat before, after;
     struct timespec now;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = kvt_fd_high(open(path, O_RDONLY | O_CLOEXEC));
 
     if (fd < 0)
         return -errno;

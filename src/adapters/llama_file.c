@@ -11,6 +11,8 @@
 
 #include <gguf.h>
 
+#include "base/fd.h"
+
 #define GGUF_MAGIC "GGUF"
 
 static int check_magic(const char *path, uint64_t *size, char *error, size_t error_len)
@@ -18,7 +20,7 @@ static int check_magic(const char *path, uint64_t *size, char *error, size_t err
     char magic[4];
     struct stat st;
     int rc = 0;
-    FILE *file = fopen(path, "rbe");
+    FILE *file = kvt_fd_fopen(path);
 
     if (file == NULL || fstat(fileno(file), &st) != 0) {
         rc = -errno;

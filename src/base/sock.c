@@ -1,5 +1,6 @@
 /* Unix sockets with message borders and descriptors: see sock.h. */
 #include "base/sock.h"
+#include "base/fd.h"
 
 #include <errno.h>
 #include <string.h>
@@ -29,7 +30,7 @@ int kvt_sock_connect(const char *path, int timeout_ms, int *fd)
     *fd = -1;
     if (err)
         return err;
-    *fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    *fd = kvt_fd_high(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
     if (*fd < 0)
         return -errno;
     (void)setsockopt(*fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -84,6 +85,9 @@ static size_t take_fds(struct msghdr *msg, int *fds, size_t fds_max)
             int fd;
 
             memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
+            fd = kvt_fd_high(fd);
+            if (fd < 0)
+                continue; /* there are too few for the caller then, who looks */
             if (taken < fds_max)
                 fds[taken++] = fd;
             else

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "client/host.h"
 #include "gpu/gpu.h"
 #include "kvtier/error.h"
@@ -87,7 +88,7 @@ static int node_prefer(const struct kvt_settings *settings, struct kvt_arena_map
 /* Memory that other processes map too. Sealed: nobody can take pages away under somebody's feet. */
 static int shared_memory(uint64_t bytes, int *fd)
 {
-    *fd = memfd_create("kvtier-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    *fd = kvt_fd_high(memfd_create("kvtier-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (*fd < 0)
         return -errno;
     if (ftruncate(*fd, (off_t)bytes) != 0 ||

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "base/fd.h"
 #include "client/host.h"
 #include "client/options.h"
 #include "kvtier/error.h"
@@ -30,7 +31,7 @@ struct limit {
 static uint64_t number_in(const char *path)
 {
     char text[64];
-    FILE *file = fopen(path, "re");
+    FILE *file = kvt_fd_fopen(path);
     uint64_t value = UINT64_MAX;
     if (file == NULL)
         return value;
@@ -85,7 +86,7 @@ uint64_t kvt_cgroup_limit(const char *groups, const char *dir)
     (void)snprintf(memory, sizeof(memory), "%.250s/memory", dir);
     uint64_t least = number_in_dir(dir, "memory.max");
     uint64_t other = number_in_dir(memory, "memory.limit_in_bytes");
-    FILE *file = fopen(groups, "re");
+    FILE *file = kvt_fd_fopen(groups);
     least = other < least ? other : least;
     while (file != NULL && fgets(line, sizeof(line), file) != NULL) {
         line[strcspn(line, "\n")] = '\0';
@@ -116,7 +117,7 @@ static uint64_t cgroup_limit(void)
 static uint64_t machine_memory(void)
 {
     char line[128];
-    FILE *file = fopen("/proc/meminfo", "re");
+    FILE *file = kvt_fd_fopen("/proc/meminfo");
     unsigned long long kib = 0;
     if (file != NULL && fgets(line, sizeof(line), file) != NULL &&
         strncmp(line, "MemTotal:", 9) == 0)

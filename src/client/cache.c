@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "client/fsize.h"
 #include "client/gpu_lane.h"
 #include "client/prompts.h"
@@ -214,8 +215,8 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
     if (rc != 0)
         return rc;
     atomic_store_explicit(&cache->enabled, cache->settings->enabled, memory_order_relaxed);
-    cache->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    cache->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    cache->event_fd = kvt_fd_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    cache->wake_fd = kvt_fd_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (cache->event_fd < 0 || cache->wake_fd < 0)
         return -errno;
     kvt_planning_init(cache);

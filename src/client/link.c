@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "base/sock.h"
 #include "format/handshake.h"
 #include "format/message.h"
@@ -39,7 +40,7 @@ void kvt_link_init(struct kvt_link *link, const char *path)
 /* The name of this program, as people know it. */
 static void program_name(char *name, size_t len)
 {
-    int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
+    int fd = kvt_fd_high(open("/proc/self/comm", O_RDONLY | O_CLOEXEC));
     ssize_t n = fd < 0 ? 0 : read(fd, name, len - 1);
     if (fd >= 0)
         (void)close(fd);
@@ -171,8 +172,12 @@ int kvt_link_dial(struct kvt_link *link, char *text, size_t len)
     for (size_t i = 0; i < count; i++)
         if (rc != 0 || i == KVT_FD_ARENA || i == KVT_FD_RINGS)
             (void)close(fds[i]);
-    if (rc == 0)
+    if (rc == 0) {
+        kvt_fork_hold();
+        kvt_fork_add(&link->alone, &link->sock);
+        kvt_fork_let();
         return 0;
+    }
     if (text[0] == '\0')
         describe(link->path, rc, true, text, len);
     link->wire.request_fd = link->wire.reply_fd = -1; /* closed */
@@ -305,6 +310,7 @@ int kvt_link_purge(const char *path, const uint8_t id[KVT_NS_BYTES], struct kvt_
 
 void kvt_link_hang_up(struct kvt_link *link)
 {
+    kvt_fork_drop(&link->alone);
     if (link->sock >= 0) {
         struct kvt_hello bye;
         hello_make(&bye, KVT_HELLO_BYE);

@@ -6,11 +6,13 @@
 #ifndef KVT_CLIENT_LINK_H
 #define KVT_CLIENT_LINK_H
 
+#include "base/fork.h"
 #include "client/host.h"
 
 struct kvt_link {
     const char *path; /* of the socket; the settings' */
-    int sock;         /* -1: not connected */
+    int sock;         /* -1: not connected, or in a forked child, whose life is not ours */
+    struct kvt_fork_fd alone;
     struct kvt_wire wire;
     struct kvt_arena_map rings, memory; /* what is mapped; their fd is closed */
     uint32_t client;                    /* the daemon's number for us */

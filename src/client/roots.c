@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "client/host.h"
 #include "kvtier/error.h"
 
@@ -26,7 +27,7 @@
 static bool odd_file(const char *path, char *name, size_t len)
 {
     struct stat st;
-    DIR *dir = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path) : NULL;
+    DIR *dir = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? kvt_fd_opendir(path) : NULL;
     bool found = false;
     if (dir == NULL)
         return false;

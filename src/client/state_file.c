@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "format/hash.h"
 #include "kvtier/error.h"
 
@@ -49,7 +50,8 @@ static void end_line(const struct kvt_state_text *text, size_t body, char line[3
 
 static int put_all(const char *path, const struct kvt_state_text *text)
 {
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    int file = kvt_fd_high(
+        open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
     int rc = file < 0 ? -errno : 0;
     for (size_t at = 0; rc == 0 && at < text->len;) {
         ssize_t n = write(file, text->bytes + at, text->len - at);
@@ -75,7 +77,7 @@ static int ours(const char *path)
         return S_ISDIR(st.st_mode) ? -EISDIR : KVT_E_NOT_OURS;
     if (st.st_size == 0)
         return 0;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int file = kvt_fd_high(open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (file < 0)
         return -errno;
     ssize_t n = read(file, word, sizeof(FAMILY) - 1);
@@ -133,7 +135,7 @@ static int read_all(const char *path, struct kvt_state_text *text)
     ssize_t n = 0;
     int rc = 0;
     text->len = 0;
-    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int file = kvt_fd_high(open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (file < 0)
         return -errno;
     do {

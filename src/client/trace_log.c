@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "base/rng.h"
 #include "client/recent.h"
 #include "format/digest.h"
@@ -55,8 +56,8 @@ static int begin_file(struct kvt_trace_log *trace)
     if (lstat(trace->path, &st) == 0 && st.st_size > 0 &&
         (!S_ISREG(st.st_mode) || rename(trace->path, trace->older) != 0))
         return S_ISREG(st.st_mode) ? -errno : -EEXIST;
-    trace->fd = open(trace->path,
-                     O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
+    trace->fd = kvt_fd_high(open(
+        trace->path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
     trace->bytes = 0;
     return trace->fd >= 0 ? 0 : -errno;
 }

@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fd.h"
+
 /* The only way that keeps the log out of the current directory: 1.15 and 1.20 take the parameter
  * for it (cuFileSetParameterString), and write there all the same. */
 #define LOG_VARIABLE "CUFILE_LOGFILE_PATH"
@@ -89,7 +91,10 @@ static int start(struct kvt_cufile *cufile, const char *log, char *reason, size_
     int placed = getenv(LOG_VARIABLE) == NULL;
     if (placed)
         placed = setenv(LOG_VARIABLE, log != NULL ? log : "/dev/null", 0) == 0;
+    int held[KVT_FD_LEAST];
+    kvt_fd_hold(held);
     struct kvt_cf_error error = cufile->table.driver_open();
+    kvt_fd_release(held);
     if (placed)
         (void)unsetenv(LOG_VARIABLE); /* read when the driver opens; children need not see it */
     pthread_mutex_unlock(&starting);

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fd.h"
 #include "gpu/driver.h"
 #include "gpu/gpu_internal.h"
 
@@ -211,11 +212,14 @@ int kvt_gpu_open(const struct kvt_gpu_opts *opts, struct kvt_gpu **out, char *re
     pthread_mutex_init(&gpu->lock, NULL);
     pthread_mutex_init(&gpu->pinning, NULL);
     pthread_rwlock_init(&gpu->queueing, NULL);
+    int held[KVT_FD_LEAST]; /* the driver opens its devices */
+    kvt_fd_hold(held);
     int status = kvt_cuda_load(&gpu->cuda, opts->library, reason, reason_len);
     if (status == 0)
         status = choose_device(gpu, opts->device, reason, reason_len);
     if (status == 0)
         status = open_context(gpu, reason, reason_len);
+    kvt_fd_release(held);
     if (status != 0) {
         kvt_gpu_close(gpu);
         return status;

@@ -20,6 +20,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/fd.h"
 #include "base/rng.h"
 #include "gpu/gpu_internal.h"
 
@@ -78,7 +79,7 @@ static int make_file(struct probe *p)
         p->path[0] = '\0';
         return -ENAMETOOLONG;
     }
-    p->fd = mkostemp(p->path, O_CLOEXEC | O_DIRECT);
+    p->fd = kvt_fd_high(mkostemp(p->path, O_CLOEXEC | O_DIRECT));
     if (p->fd < 0) {
         int error = errno;
         p->path[0] = '\0';

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "gpu/gpu_internal.h"
 
 struct kvt_gds_reader {
@@ -152,7 +153,7 @@ int kvt_gds_file_open(struct kvt_gds_reader *reader, const char *path, struct kv
     struct kvt_cufile own = reader->cufile;
     struct stat there, opened;
     file->handle = NULL;
-    file->fd = open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK);
+    file->fd = kvt_fd_high(open(path, O_RDONLY | O_DIRECT | O_CLOEXEC | O_NONBLOCK));
     if (file->fd < 0)
         return -errno;
     /* Not by O_NOFOLLOW: it stays among the descriptor's flags, and cuFile refuses it (5019). */

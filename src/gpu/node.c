@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/fd.h"
 #include "gpu/driver.h"
 #include "gpu/gpu_internal.h"
 
@@ -22,7 +23,7 @@ static void lower(char *text)
 static int number_in(const char *path)
 {
     char text[32] = "";
-    FILE *file = fopen(path, "re");
+    FILE *file = kvt_fd_fopen(path);
     if (file == NULL)
         return -1;
     char *line = fgets(text, sizeof(text), file), *end = text;

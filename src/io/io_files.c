@@ -5,10 +5,9 @@
  *
  * Invariants: files are numbers of a table of at most KVT_IO_FILES_MAX; every name is checked
  * before it reaches the system; nothing in a read-only instance changes the directory. Threads: the
- * owner calls everything. A forked child has no engine: its submits fail with -EIO, its destroy
- * frees memory and descriptors and leaves the parent's lock and files alone. A child that lives on
- * without exec keeps the root locked as long as it lives. It does not cache, order or merge
- * anything.
+ * owner calls everything. A forked child has no engine and no lock (base/fork.h): its submits and
+ * changes fail with -EIO, its destroy frees memory and descriptors and leaves the parent's lock and
+ * files alone. It does not cache, order or merge anything.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -21,6 +20,8 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
+#include "base/fork.h"
 #include "io/io_common.h"
 #include "io/io_engine.h"
 #include "io/io_posix.h"
@@ -37,7 +38,8 @@ struct files_io {
     struct kvt_io io;
     const struct kvt_posix_sys *sys;
     pid_t pid;
-    int dir_fd, lock_fd;
+    int dir_fd, lock_fd; /* lock_fd -1: not locked, or in a child */
+    struct kvt_fork_fd alone;
     char *path; /* absolute; NULL: not watched */
     struct kvt_log log;
     bool left; /* said so */
@@ -60,11 +62,13 @@ static bool forked(const struct files_io *files)
 
 /* ---- the root's place ---- */
 
-/* 0, or -ESTALE: the directory is at its path no more, or somebody else may own it. Looked at
- * before every change (microseconds), so that nobody is told that something is on disk which a
- * restart would not find. It may come back. */
+/* 0; -EIO: a forked child, who has no lock. -ESTALE: the directory is at its path no more, or
+ * somebody else may own it. Looked at before every change (microseconds), so that nobody is told
+ * that something is on disk which a restart would not find. It may come back. */
 static int in_place(struct files_io *files)
 {
+    if (forked(files))
+        return -EIO;
     bool left = files->path && files->lock_fd >= 0 &&
                 kvt_posix_root_left(files->path, files->dir_fd, files->lock_fd);
 
@@ -274,7 +278,7 @@ static int files_sync_dir(struct kvt_io *io)
 static int files_list(struct kvt_io *io, int (*fn)(void *arg, const char *name), void *arg)
 {
     /* a description of its own: the offset of dir_fd is nobody's */
-    int fd = openat(files_of(io)->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = kvt_fd_high(openat(files_of(io)->dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     struct dirent *entry;
     int rc = 0;
     DIR *dir;
@@ -306,14 +310,21 @@ static int files_lock(struct kvt_io *io, int64_t *owner_pid)
     struct files_io *files = files_of(io);
     int fd;
 
+    if (forked(files))
+        return -EIO;
     if (files->lock_fd >= 0)
         return 0;
+    kvt_fork_hold();
     fd = kvt_posix_lock(files->dir_fd, files->read_only, owner_pid);
+    if (fd >= 0) {
+        files->lock_fd = fd;
+        kvt_fork_add(&files->alone, &files->lock_fd);
+    }
+    kvt_fork_let();
     if (fd == -ENOENT && files->read_only)
         return 0; /* never opened by an owner: nobody to keep out */
     if (fd < 0)
         return fd;
-    files->lock_fd = fd;
     if (files->path && kvt_posix_root_left(files->path, files->dir_fd, fd))
         watch_end(files); /* a file system whose numbers do not stay */
     return 0;
@@ -383,6 +394,7 @@ static void files_destroy(struct kvt_io *io)
         files->engine->ops->abandon(files->engine);
     for (int i = 0; i < files->table_count; i++)
         close_fd(files->table[i].fd);
+    kvt_fork_drop(&files->alone);
     close_fd(files->lock_fd); /* the last copy of it unlocks: no explicit unlock, a child would
                                  take the parent's lock away */
     close_fd(files->dir_fd);

@@ -27,6 +27,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "io/io_common.h"
 #include "io/io_engine.h"
 
@@ -419,12 +420,15 @@ static int open_ring(struct io_uring *ring, unsigned completions, char *why, siz
 {
     struct io_uring_params params = {.flags = IORING_SETUP_CQSIZE | IORING_SETUP_COOP_TASKRUN,
                                      .cq_entries = completions};
-    int rc = io_uring_queue_init_params(SQ_ENTRIES, ring, &params);
+    int held[KVT_FD_LEAST], rc;
 
+    kvt_fd_hold(held);
+    rc = io_uring_queue_init_params(SQ_ENTRIES, ring, &params);
     if (rc == -EINVAL) { /* a kernel before 5.19 */
         params = (struct io_uring_params){.flags = IORING_SETUP_CQSIZE, .cq_entries = completions};
         rc = io_uring_queue_init_params(SQ_ENTRIES, ring, &params);
     }
+    kvt_fd_release(held);
     if (!rc && !(params.features & IORING_FEAT_RW_CUR_POS)) {
         io_uring_queue_exit(ring);
         snprintf(why, why_len, "io_uring of this kernel is too old (before 5.6)");
@@ -467,7 +471,7 @@ int kvt_uring_engine_new(bool direct, const struct kvt_uring_sys *sys, struct kv
         return rc;
     }
     uring->engine.ops = &uring_ops;
-    uring->engine.event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    uring->engine.event_fd = kvt_fd_high(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
     rc = uring->engine.event_fd < 0
              ? -errno
              : io_uring_register_eventfd(&uring->ring, uring->engine.event_fd);

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "io/io_common.h"
 #include "io/io_engine.h"
 
@@ -180,7 +181,7 @@ int kvt_posix_pool_start(struct kvt_posix_pool *pool, const struct kvt_posix_sys
     queue_init(&pool->reads);
     queue_init(&pool->writes);
     queue_init(&pool->done);
-    pool->event_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    pool->event_fd = kvt_fd_high(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
     if (pool->event_fd < 0)
         return -errno;
     pthread_mutex_init(&pool->mutex, NULL);

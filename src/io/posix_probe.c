@@ -15,6 +15,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "base/rng.h"
 #include "io/io_posix.h"
 
@@ -28,12 +29,13 @@
 int kvt_posix_scratch(int dir_fd)
 {
     char name[KVT_IO_NAME_MAX];
-    int fd = openat(dir_fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    int fd = kvt_fd_high(openat(dir_fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
 
     if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL && errno != ENOENT))
         return fd < 0 ? -errno : fd;
     snprintf(name, sizeof name, ".kvtier-probe-%016llx", (unsigned long long)kvt_rng_seed_os());
-    fd = openat(dir_fd, name, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600);
+    fd =
+        kvt_fd_high(openat(dir_fd, name, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600));
     if (fd < 0)
         return -errno;
     (void)unlinkat(dir_fd, name, 0);

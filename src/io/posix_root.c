@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "io/io_common.h"
 #include "io/io_posix.h"
 #include "kvtier/error.h"
@@ -29,7 +30,7 @@ static int root_error(int error)
 /* Make the new directory's entry in its parent durable; best effort. */
 static void sync_parent(int dir_fd)
 {
-    int parent = openat(dir_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int parent = kvt_fd_high(openat(dir_fd, "..", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 
     if (parent >= 0) {
         (void)fsync(parent);
@@ -62,9 +63,9 @@ static int open_dir(const char *path, int read_only)
     }
     if (rc)
         return rc;
-    dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    dir_fd = kvt_fd_high(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (dir_fd < 0 && created && errno == EACCES && !chmod(path, 0700)) /* umask 0777 */
-        dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        dir_fd = kvt_fd_high(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     if (dir_fd < 0) {
         rc = -errno;
         return rc == -ELOOP ? KVT_E_SYMLINK : rc; /* swapped for a link since lstat() */
@@ -166,13 +167,13 @@ int kvt_posix_file_open(int dir_fd, const char *name, int flags, bool direct)
     if (kvt_io_name_check(name))
         return -EINVAL;
     if (flags & KVT_IO_OPEN_CREATE) {
-        fd = openat(dir_fd, name, mode | O_CREAT | O_EXCL, 0600);
+        fd = kvt_fd_high(openat(dir_fd, name, mode | O_CREAT | O_EXCL, 0600));
         created = fd >= 0;
         if (fd < 0 && (errno != EEXIST || (flags & KVT_IO_OPEN_EXCLUSIVE)))
             return -errno;
     }
     if (fd < 0)
-        fd = openat(dir_fd, name, mode);
+        fd = kvt_fd_high(openat(dir_fd, name, mode));
     if (fd < 0)
         return -errno;
     rc = fstat(fd, &st) < 0 ? -errno : S_ISREG(st.st_mode) ? 0 : -EINVAL;
@@ -234,12 +235,13 @@ static int take_lock(int fd, int read_only)
 int kvt_io_posix_held(const char *path)
 {
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    int dir_fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    int dir_fd = kvt_fd_high(open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     int rc = 0, fd;
 
     if (dir_fd < 0)
         return -errno;
-    fd = openat(dir_fd, KVT_POSIX_LOCK_NAME, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    fd = kvt_fd_high(
+        openat(dir_fd, KVT_POSIX_LOCK_NAME, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     close(dir_fd);
     if (fd < 0)
         return errno == ENOENT ? 0 : -errno;

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "kvtier/error.h"
 #include "remote/redis_impl.h"
 
@@ -470,8 +471,8 @@ static int start(struct redis *redis)
         redis->ops[i].next = redis->op_free;
         redis->op_free = &redis->ops[i];
     }
-    redis->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    redis->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    redis->wake_fd = kvt_fd_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    redis->done_fd = kvt_fd_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (redis->wake_fd < 0 || redis->done_fd < 0)
         return -errno;
     for (uint32_t i = 0; i < redis->url.seed_count; i++) {

@@ -27,6 +27,7 @@
 #include <openssl/ssl.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "base/sock.h"
 #include "kvtier/error.h"
 #include "remote/redis_impl.h"
@@ -193,7 +194,7 @@ static int connect_to(struct redis_conn *conn)
             say_errno(conn, ENAMETOOLONG);
             return -1;
         }
-        fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        fd = kvt_fd_high(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (fd >= 0 && connect(fd, (const struct sockaddr *)&local, sizeof(local)) == 0)
             return fd;
         say_errno(conn, errno);
@@ -203,7 +204,7 @@ static int connect_to(struct redis_conn *conn)
             say(conn, "is a name that nobody knows: %s", gai_strerror(rc));
             return -1;
         }
-        fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        fd = kvt_fd_high(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
         if (fd >= 0)
             (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
         if (fd >= 0 &&

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
+
 /* Why a name is not one of a file; 0: it is. */
 static int kind_of(const struct stat *st)
 {
@@ -35,7 +37,7 @@ ssize_t kvt_remote_secret_read(const char *option, const char *path, void *out, 
     struct stat st;
     ssize_t got = 0;
     bool open_to_others = false;
-    int rc, fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int rc, fd = kvt_fd_high(open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
 
     rc = fd < 0 || fstat(fd, &st) != 0 ? -errno : kind_of(&st);
     if (rc == -ENXIO)

@@ -32,6 +32,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
+
 #define LEASE "cleaner"
 #define PERIOD_NS INT64_C(10000000000)
 #define LEASE_PERIODS 6
@@ -273,7 +275,9 @@ static void shrink(struct pass *pass, uint64_t cap_bytes, const char *name)
 static int64_t said_ttl(const struct pass *pass, const char *name)
 {
     int ns = kvt_shared_dir_at(pass->clean->files->root, name);
-    int fd = ns >= 0 ? openat(ns, "ttl", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK) : -1;
+    int fd = ns >= 0
+                 ? kvt_fd_high(openat(ns, "ttl", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK))
+                 : -1;
     char text[32] = "", *end;
     long long ms;
 
@@ -331,7 +335,8 @@ static void make_pass(struct kvt_shared_clean *clean, int64_t now_ns)
 static bool lease_ours(const struct kvt_shared_clean *clean)
 {
     char text[sizeof(clean->token)] = "";
-    int fd = openat(clean->files->root, LEASE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = kvt_fd_high(
+        openat(clean->files->root, LEASE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     bool ours;
 
     if (fd < 0)
@@ -346,8 +351,9 @@ static bool lease_ours(const struct kvt_shared_clean *clean)
 static bool own_file(const struct kvt_shared_clean *clean, const char *name, int64_t *now_ns)
 {
     struct stat st;
-    int fd = openat(clean->files->root, name,
-                    O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    int fd = kvt_fd_high(openat(clean->files->root, name,
+                                O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+                                0600));
     bool good = fd >= 0 &&
                 write(fd, clean->token, strlen(clean->token)) == (ssize_t)strlen(clean->token) &&
                 fstat(fd, &st) == 0;

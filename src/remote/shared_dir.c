@@ -27,6 +27,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "kvtier/error.h"
 #include "remote/shared_clean.h"
 #include "remote/shared_files.h"
@@ -248,7 +249,7 @@ int kvt_shared_dir_open(const struct kvt_remote_params *params, const struct kvt
     if (!rc)
         rc = kvt_shared_files_open(&shared->files, url->path, error, error_len);
     if (!rc) {
-        shared->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        shared->done_fd = kvt_fd_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
         rc = shared->done_fd < 0 ? -errno : threads_start(shared);
     }
     if (!rc)

@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "kvtier/error.h"
 
 #define NOTE_NS INT64_C(3600000000000)
@@ -111,7 +112,7 @@ static int open_record(struct kvt_shared_files *shared, struct kvt_shared_way *w
 
     if (rc)
         return rc;
-    *fd = openat(way->below, way->name.file, READ_MODE);
+    *fd = kvt_fd_high(openat(way->below, way->name.file, READ_MODE));
     if (*fd >= 0)
         return 0;
     if (errno == ELOOP || errno == ENXIO) /* a link, a socket */

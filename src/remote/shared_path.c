@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "kvtier/error.h"
 #include "remote/remote_seal.h"
 
@@ -85,14 +86,14 @@ static int why_not(int parent, const char *name, int err)
 
 int kvt_shared_dir_at(int parent, const char *name)
 {
-    int fd = openat(parent, name, O_PATH | DIR_MODE);
+    int fd = kvt_fd_high(openat(parent, name, O_PATH | DIR_MODE));
 
     return fd >= 0 ? fd : why_not(parent, name, errno);
 }
 
 DIR *kvt_shared_list_at(int parent, const char *name, int *rc)
 {
-    int fd = openat(parent, name, O_RDONLY | DIR_MODE);
+    int fd = kvt_fd_high(openat(parent, name, O_RDONLY | DIR_MODE));
     DIR *list;
 
     *rc = 0;

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "kvtier/error.h"
 #include "remote/shared_files.h"
 
@@ -45,7 +46,8 @@ static int64_t own_ns(void)
 int kvt_shared_create(struct kvt_shared_files *shared, int dir, const char *name)
 {
     int64_t before_ns = own_ns();
-    int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    int fd =
+        kvt_fd_high(openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
     struct stat st;
 
     if (fd < 0)
@@ -147,8 +149,8 @@ static void say_ttl(struct kvt_shared_files *shared, int ns, const char *name, i
         return;
     }
     atomic_store_explicit(&shared->ttl_said, true, memory_order_relaxed);
-    fd =
-        openat(ns, "ttl", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    fd = kvt_fd_high(openat(
+        ns, "ttl", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
     if (fd < 0)
         return;
     len = snprintf(text, sizeof(text), "%" PRId64 "\n", (ttl_ns + 999999) / 1000000);

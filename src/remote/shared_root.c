@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/fd.h"
 #include "kvtier/error.h"
 #include "remote/shared_files.h"
 
@@ -27,7 +28,8 @@
 static int root_open(const struct kvt_shared_files *shared, bool *mounted, const char **below)
 {
     struct stat st, up;
-    int top = open(shared->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC), root = -1, rc = 0;
+    int top = kvt_fd_high(open(shared->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)), root = -1,
+        rc = 0;
 
     *below = "";
     if (top < 0)
@@ -39,7 +41,7 @@ static int root_open(const struct kvt_shared_files *shared, bool *mounted, const
         rc = -errno;
     if (!rc) {
         *below = "/kvt0";
-        root = openat(top, "kvt0", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+        root = kvt_fd_high(openat(top, "kvt0", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
         rc = root < 0 ? -errno : 0;
     }
     if (!rc) {

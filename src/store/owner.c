@@ -15,6 +15,7 @@
 #include <sys/eventfd.h>
 #include <time.h>
 
+#include "base/fd.h"
 #include "kvtier/error.h"
 #include "remote/remote.h"
 
@@ -208,7 +209,7 @@ int kvt_owner_new(struct kvt_owner **out)
     *out = NULL;
     if (!owner)
         return -ENOMEM;
-    owner->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    owner->wake_fd = kvt_fd_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (owner->wake_fd < 0) {
         free(owner);
         return -errno;

@@ -10,6 +10,7 @@
 #include <sys/eventfd.h>
 
 #include "base/checked.h"
+#include "base/fd.h"
 #include "kvtier/error.h"
 #include "store/slots.h"
 
@@ -319,7 +320,7 @@ int kvt_owner_connect(struct kvt_owner *owner, uint32_t ring_bytes, struct kvt_c
     if (!wire.memory)
         return -ENOMEM;
     memset(wire.memory, 0, bytes);
-    wire.reply_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    wire.reply_fd = kvt_fd_high(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (wire.reply_fd < 0)
         err = -errno;
     if (!err)

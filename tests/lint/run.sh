@@ -50,6 +50,8 @@ plant sizes src/base/log.c "/* $(printf 'x%.0s' $(seq 100)) */" 'columns'
 plant banned src/base/log.c 'static void f(void) { printf("x"); }' 'printf()'
 plant banned src/base/log.c 'static void f(char *a) { strcpy(a, "x"); }' 'strcpy()'
 plant banned src/base/log.c 'static void f(void) { abort(); }' 'abort()'
+plant banned src/store/index.c 'static int f(void) { return open("x", 0); }' 'open()'
+plant banned src/store/index.c 'static int f(void) { return kvt_fd_high(x) + eventfd(0, 0); }' 'eventfd()'
 plant banned tools/cli.c 'static int f(void) { return atoi("1"); }' 'atoi()'
 plant banned tools/cli.c '/* TO''DO later */' 'note to self'
 plant names src/store/log.c 'int x;' log.c
