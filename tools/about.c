@@ -59,9 +59,11 @@ static const struct kvt_about abouts[] = {
      "kvtier stat /var/cache/kvtier\nkvtier stat --effective --config level=kv8"},
     {"top",
      "Shows the numbers that a running cache writes into its first root every two seconds while "
-     "something happens: hits by tier, loads and stores with their rates, the write queue, and "
-     "every drop with its reason. On a terminal it redraws until 'q'; elsewhere, and with --json, "
-     "it prints until it is ended. The process itself is not asked, so it is not slowed.",
+     "something happens: what was loaded instead of computed, what was looked up (a question, "
+     "which saves nothing by itself and is asked again and again), stores with their rates, the "
+     "write queue, and every drop with its reason. On a terminal it redraws until 'q'; elsewhere, "
+     "and with --json, it prints until it is ended. The process itself is not asked, so it is not "
+     "slowed.",
      "kvtier top /var/cache/kvtier\nkvtier top /var/cache/kvtier --once --json"},
     {"fsck",
      "Checks a store at rest as a structure: superblock, journal, segment headers, batches, "
@@ -97,8 +99,8 @@ static const struct kvt_about abouts[] = {
      "of its own). A directory that a process owns is refused: that process can purge by "
      "kvt_purge(), and a kvtierd that runs is asked to, with unix:SOCKET for the directory: "
      "by root or its own user, the tier that it shares included. Of a kvtierd --all are the "
-     "namespaces that it has blocks of; what programs store meanwhile may stay. Asks on a terminal; "
-     "elsewhere it needs --yes.\n\n"
+     "namespaces that it has blocks of; what programs store meanwhile may stay. Asks on a "
+     "terminal; elsewhere it needs --yes.\n\n"
      "With --remote URL the tier that machines share is purged after the directory: of the "
      "namespace, or with --all of those that the directory holds records of. Without DIR only that "
      "is done, also while caches run. What other machines hold themselves stays until it is purged "

@@ -1,4 +1,5 @@
-/* kvtier top: what a running cache is doing: hits by tier, rates, queues, drops by reason.
+/* kvtier top: what a running cache is doing: what was loaded and looked up, rates, queues, drops by
+ * reason.
  *
  * It reads the file "stats" that the store writes into its first root every two seconds while
  * something happens: the process itself is not asked, and not slowed. Rates are differences of two
@@ -140,33 +141,44 @@ static void add_trouble(struct kvt_top_view *view, const struct top *top, const 
     view->strong[view->count - 1] = rise(top, name) > 0;
 }
 
-static void add_lookups(struct kvt_top_view *view, const struct top *top)
+/* A share with that of the last period. */
+static void add_share(struct kvt_top_view *view, const char *label, uint64_t part, uint64_t all,
+                      uint64_t part_recent, uint64_t all_recent)
 {
-    uint64_t keys = value(top, "lookup.keys"), recent = rise(top, "lookup.keys");
-    static const char *const hits[][2] = {{"in dram", "lookup.hits_dram"},
-                                          {"on disk", "lookup.hits_disk"},
-                                          {"shared tier", "lookup.hits_remote"}};
-    const size_t tiers = KVT_ARRAY_LEN(hits) - !value(top, "remote.nodes");
+    char now[32] = "-";
 
-    add(view, 1, "%-24s %14s %14s", "lookups", "total", "per second");
-    add_count(view, top, "keys", "lookup.keys", 0);
-    for (size_t i = 0; i < tiers; i++) {
-        char now[32] = "-";
-        if (recent)
-            snprintf(now, sizeof(now), "%.1f %%", kvt_stats_percent(rise(top, hits[i][1]), recent));
-        add(view, 0, "  hits %-17s %12.1f %% %14s", hits[i][0],
-            kvt_stats_percent(value(top, hits[i][1]), keys), now);
-    }
-    add_count(view, top, "runs ended: absent", "lookup.miss_absent", 0);
-    add_trouble(view, top, "runs ended: pending", "lookup.miss_pending");
-    add_trouble(view, top, "runs ended: level", "lookup.miss_level");
+    if (all_recent)
+        snprintf(now, sizeof(now), "%.1f %%", kvt_stats_percent(part_recent, all_recent));
+    add(view, 0, "  %-22s %12.1f %% %14s", label, kvt_stats_percent(part, all), now);
 }
 
+static const char *const loads[] = {"load.granted_dram", "load.granted_disk",
+                                    "load.granted_remote"};
+
+/* Without those that took the place of a record at another level. */
+static uint64_t first_stored(uint64_t committed, uint64_t replaced)
+{
+    return committed - KVT_MIN(replaced, committed);
+}
+
+/* What pays, and of what: blocks that were loaded, beside those that were computed and stored. */
 static void add_loads(struct kvt_top_view *view, const struct top *top)
 {
-    add(view, 1, "loads");
-    add_count(view, top, "blocks from dram", "load.granted_dram", 0);
-    add_count(view, top, "blocks from disk", "load.granted_disk", 0);
+    uint64_t loaded = 0, recent = 0, computed, computed_recent;
+
+    for (size_t i = 0; i < KVT_ARRAY_LEN(loads); i++) {
+        loaded += value(top, loads[i]);
+        recent += rise(top, loads[i]);
+    }
+    computed = first_stored(value(top, "store.committed"), value(top, "store.replaced"));
+    computed_recent = first_stored(rise(top, "store.committed"), rise(top, "store.replaced"));
+    add(view, 1, "%-24s %14s %14s", "loaded, not computed", "total", "per second");
+    add_count(view, top, "blocks from dram", loads[0], 0);
+    add_count(view, top, "blocks from disk", loads[1], 0);
+    if (value(top, "remote.nodes"))
+        add_count(view, top, "blocks from shared tier", loads[2], 0);
+    add_share(view, "of loaded and stored", loaded, loaded + computed, recent,
+              recent + computed_recent);
     add_count(view, top, "bytes from disk", "disk.read_bytes", 1);
     add_trouble(view, top, "absent", "load.miss");
     add_trouble(view, top, "being stored", "load.miss_pending");
@@ -177,6 +189,25 @@ static void add_loads(struct kvt_top_view *view, const struct top *top)
     add_trouble(view, top, "bad checksum or key", "verify.checksum_fail");
     add_trouble(view, top, "read failed", "disk.read_fail");
     add_trouble(view, top, "scrub found damaged", "scrub.bad");
+}
+
+/* Questions: a prompt is looked up several times, also what the engine has itself; an answer saves
+ * nothing before it is loaded. */
+static void add_lookups(struct kvt_top_view *view, const struct top *top)
+{
+    uint64_t keys = value(top, "lookup.keys"), recent = rise(top, "lookup.keys");
+    static const char *const hits[][2] = {{"  were in dram", "lookup.hits_dram"},
+                                          {"  were on disk", "lookup.hits_disk"},
+                                          {"  were in shared tier", "lookup.hits_remote"}};
+    const size_t tiers = KVT_ARRAY_LEN(hits) - !value(top, "remote.nodes");
+
+    add(view, 1, "looked up (questions: what was there is saved only when it is loaded)");
+    add_count(view, top, "keys, each time asked", "lookup.keys", 0);
+    for (size_t i = 0; i < tiers; i++)
+        add_share(view, hits[i][0], value(top, hits[i][1]), keys, rise(top, hits[i][1]), recent);
+    add_count(view, top, "runs ended: absent", "lookup.miss_absent", 0);
+    add_trouble(view, top, "runs ended: pending", "lookup.miss_pending");
+    add_trouble(view, top, "runs ended: level", "lookup.miss_level");
 }
 
 static void add_stores(struct kvt_top_view *view, const struct top *top)
@@ -213,7 +244,6 @@ static void add_shared(struct kvt_top_view *view, const struct top *top)
     add(view, 1, "shared tier");
     add(view, down > 0, "  %-22s %14" PRIu64 "    %" PRIu64 " down", "nodes", nodes, down);
     add_count(view, top, "keys asked for", "remote.asked", 0);
-    add_count(view, top, "blocks from there", "load.granted_remote", 0);
     add_count(view, top, "bytes from there", "remote.got_bytes", 1);
     add_count(view, top, "bytes put there", "remote.put_bytes", 1);
     add_trouble(view, top, "no answer", "remote.unknown");
@@ -278,8 +308,8 @@ static void make_view(const struct top *top, struct kvt_top_view *view)
             top->age_s);
     else
         add(view, 1, "%s: no process; the last numbers, of %.0f s ago", top->path, top->age_s);
-    add_lookups(view, top);
     add_loads(view, top);
+    add_lookups(view, top);
     add_stores(view, top);
     add_shared(view, top);
     add_space(view, top);
@@ -291,19 +321,24 @@ static void make_view(const struct top *top, struct kvt_top_view *view)
 static int print_json(const struct top *top)
 {
     uint64_t keys = value(top, "lookup.keys"), dram = value(top, "lookup.hits_dram"),
-             disk = value(top, "lookup.hits_disk"), shared = value(top, "lookup.hits_remote");
+             disk = value(top, "lookup.hits_disk"), shared = value(top, "lookup.hits_remote"),
+             stored = first_stored(value(top, "store.committed"), value(top, "store.replaced")),
+             loaded = 0;
     json_t *rates = json_null(), *number;
     const char *name;
 
+    for (size_t i = 0; i < KVT_ARRAY_LEN(loads); i++)
+        loaded += value(top, loads[i]);
     if (top->period_s > 0) {
         rates = json_object();
         json_object_foreach(top->now, name, number) if (json_is_integer(number))
             json_object_set_new(rates, name, json_real(per_second(top, name)));
     }
     return kvt_cli_json(json_pack(
-        "{s:s, s:o, s:f, s:f, s:{s:f, s:f, s:f, s:f}, s:O, s:o}", "dir", top->path, "owner_pid",
-        top->owner ? json_integer(top->owner) : json_null(), "age_s", top->age_s, "period_s",
-        top->period_s, "hit_ratio", "dram", kvt_stats_percent(dram, keys) / 100, "disk",
+        "{s:s, s:o, s:f, s:f, s:f, s:{s:f, s:f, s:f, s:f}, s:O, s:o}", "dir", top->path,
+        "owner_pid", top->owner ? json_integer(top->owner) : json_null(), "age_s", top->age_s,
+        "period_s", top->period_s, "loaded_ratio", kvt_stats_percent(loaded, loaded + stored) / 100,
+        "hit_ratio", "dram", kvt_stats_percent(dram, keys) / 100, "disk",
         kvt_stats_percent(disk, keys) / 100, "remote", kvt_stats_percent(shared, keys) / 100,
         "total", kvt_stats_percent(dram + disk + shared, keys) / 100, "counters", top->now,
         "per_second", rates));

@@ -107,8 +107,18 @@ static void test_once(void **state)
     char line[64];
     snprintf(line, sizeof(line), "process %d", (int)getpid());
     assert_non_null(strstr(run.out, line));
-    assert_non_null(strstr(run.out, "hits in dram"));
-    assert_non_null(strstr(run.out, "66.7 %")); /* 40 of 60 */
+    /* what was loaded comes first, as a share of what was loaded or computed: 40 of 80 */
+    const char *loaded = strstr(run.out, "loaded, not computed");
+    const char *asked = strstr(run.out, "looked up (questions: ");
+    assert_non_null(loaded);
+    assert_true(asked > loaded);
+    const char *share = strstr(loaded, "of loaded and stored");
+    assert_true(share != NULL && share < asked);
+    assert_memory_equal(share + strcspn(share, "0123456789"), "50.0 %", 6);
+    const char *there = strstr(asked, "were in dram");
+    assert_non_null(there);
+    assert_memory_equal(there + strcspn(there, "0123456789"), "66.7 %", 6); /* 40 of 60 */
+    assert_null(strstr(run.out, "hits"));
     assert_non_null(strstr(run.out, "write queue"));
     assert_null(strstr(run.out, "too late")); /* troubles that did not happen are left out */
     assert_null(strchr(run.out, '\033'));
@@ -118,6 +128,7 @@ static void test_once(void **state)
     json_t *top = json_of(run.out);
     assert_true(number(top, "owner_pid") == getpid());
     assert_true(number(top, "age_s") >= 0 && number(top, "age_s") < 60);
+    assert_true(number(top, "loaded_ratio") == 0.5);
     const json_t *ratio = json_object_get(top, "hit_ratio");
     assert_true(number(ratio, "dram") > 0.66 && number(ratio, "total") < 0.67);
     assert_true(number(json_object_get(top, "counters"), "load.granted_dram") == 40);
@@ -133,8 +144,9 @@ static void test_once(void **state)
 /* Rows of the tier that machines share are there where there is one; trouble with it too. */
 static void test_a_shared_tier(void **state)
 {
-    static const char *const rows[] = {"shared tier", "1 down",          "blocks from there",
-                                       "10.0 %",      "not put: failed", "damaged"};
+    static const char *const rows[] = {"were in shared tier",     "1 down",
+                                       "blocks from shared tier", "10.0 %",
+                                       "not put: failed",         "damaged"};
 
     (void)state;
     small_store_close(&store);
@@ -371,11 +383,11 @@ static void end_by(int how)
         }
         fail_msg("no screen: %s", child.out);
     }
-    assert_non_null(strstr(child.out, "hits in dram"));
+    assert_non_null(strstr(child.out, "blocks from dram"));
     assert_int_equal(ioctl(child.fd, TIOCSWINSZ, &size), 0); /* the kernel sends SIGWINCH */
     child.used = 0;
     child.out[0] = '\0';
-    assert_true(read_until("hits in dram")); /* drawn again */
+    assert_true(read_until("blocks from dram")); /* drawn again */
     if (how == 0)
         assert_int_equal(write(child.fd, "q", 1), 1);
     else if (how == SIGINT)
@@ -420,7 +432,7 @@ static void test_terminal_gone(void **state)
     (void)state;
     write_stats(stats_text);
     start_terminal("xterm");
-    assert_true(read_until("hits in dram"));
+    assert_true(read_until("blocks from dram"));
     close(child.fd);
     for (int i = 0; i < 1000 && waitpid(child.pid, &status, WNOHANG) == 0; i++)
         usleep(10000);
