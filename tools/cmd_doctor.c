@@ -11,11 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "base/checked.h"
 #include "cli.h"
 #include "cli_config.h"
+#include "client/host.h"
 #include "client/settings.h"
 #include "commands.h"
 #include "doctor.h"
@@ -280,28 +280,31 @@ static void check_store(struct doctor *doctor, const char *dir)
     json_decref(counters);
 }
 
-/* Does the file system hold the cap? fs: of the directory, or of the one that it will lie in. */
-static void check_cap(struct doctor *doctor, const struct kvt_disk_setting *disk,
-                      const char *fs_dir)
+/* Does the file system hold the cap? */
+static void check_cap(struct doctor *doctor, const struct kvt_disk_setting *disk)
 {
-    struct statvfs fs;
-    char want[32], have[32];
+    struct kvt_root_room room;
+    char text[640] = "";
 
-    if (statvfs(fs_dir, &fs))
+    if (kvt_root_room(disk->path, disk->cap_bytes, &room))
         return;
-    uint64_t total = (uint64_t)fs.f_blocks * fs.f_frsize;
-    uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize + kvt_doctor_dir_bytes(disk->path);
-    kvt_human_bytes(disk->cap_bytes, want);
-    if (disk->cap_bytes > total)
-        check(doctor, "root", STATE_WARN,
-              "%s: its cap of %s is more than the whole file system, %s: lower it, or writes "
-              "will find it full",
-              disk->path, want, kvt_human_bytes(total, have));
-    else if (disk->cap_bytes > room)
-        check(doctor, "root", STATE_WARN,
-              "%s: its cap of %s is more than there is room for, %s with what the store has there: "
-              "lower it, or free space; else its oldest segments go early",
-              disk->path, want, kvt_human_bytes(room, have));
+    bool is_short = kvt_root_room_short(&room, disk->path, text, sizeof(text));
+    char cap[32], used[32], left[32];
+    json_t *object =
+        is_short
+            ? check(doctor, "root", STATE_WARN, "%s", text)
+            : check(doctor, "root", STATE_OK, "%s: its cap of %s fits: %s used, %s free",
+                    disk->path, kvt_human_bytes(room.cap_bytes, cap),
+                    kvt_human_bytes(room.used_bytes, used), kvt_human_bytes(room.free_bytes, left));
+    set_bytes(object, "cap_bytes", room.cap_bytes);
+    set_bytes(object, "used_bytes", room.used_bytes);
+    set_bytes(object, "free_bytes", room.free_bytes);
+}
+
+static void warn_quota(void *doctor, int level, const char *text)
+{
+    (void)level;
+    check(doctor, "quota", STATE_WARN, "%s", text);
 }
 
 /* Do the options fit the machine? Only what was set by hand or by the environment can be too much;
@@ -318,17 +321,15 @@ static void check_options(struct doctor *doctor, const struct kvt_config *config
         check(doctor, "dram", STATE_WARN,
               "dram=%s, and %s can be had: the kernel would kill or swap; lower it, or free memory",
               kvt_human_bytes(settings->dram, want), kvt_human_bytes(room, have));
+    if (!settings->socket[0]) /* else they are the kvtierd's */
+        kvt_quota_unused_tell(settings, &(struct kvt_log){warn_quota, doctor, KVT_LOG_WARN});
     for (uint32_t i = 0; i < settings->disk_count; i++) {
         const struct kvt_disk_setting *disk = &settings->disks[i];
-        char why[KVT_ROOT_WHY_MAX], parent[PATH_MAX];
-        int rc = kvt_root_check(disk->path, why);
-        if (rc < 0) {
+        char why[KVT_ROOT_WHY_MAX];
+        if (kvt_root_check(disk->path, why) < 0)
             check(doctor, "root", STATE_FAIL, "%s", why);
-            continue;
-        }
-        if (rc == 1 && kvt_root_parent(disk->path, parent, sizeof(parent)))
-            continue;
-        check_cap(doctor, disk, rc == 1 ? parent : disk->path);
+        else
+            check_cap(doctor, disk);
     }
 }
 

@@ -13,6 +13,7 @@
 #include "base/checked.h"
 #include "cli.h"
 #include "cli_config.h"
+#include "client/host.h"
 #include "commands.h"
 #include "kvtier/kvtier.h"
 #include "stat_daemon.h"
@@ -118,8 +119,11 @@ static void print_store(const char *path, const json_t *store, int all)
     print_writer(store);
     printf("  segments    %" PRIu64 "\n  records     %" PRIu64 ", %s\n", number(store, "segments"),
            number(store, "records"), kvt_human_bytes(number(store, "bytes"), held));
-    printf("  files       %s of %s\n", kvt_human_bytes(number(store, "bytes_used"), used),
+    printf("  files       %s of %s", kvt_human_bytes(number(store, "bytes_used"), used),
            kvt_human_bytes(number(store, "bytes_max"), max));
+    if (json_object_get(store, "free_bytes"))
+        printf("; %s free on the file system", kvt_human_bytes(number(store, "free_bytes"), held));
+    putchar('\n');
     json_array_foreach(list, i, ns)
     {
         printf("  namespace   %s  %" PRIu64 " records, %s",
@@ -139,6 +143,7 @@ static json_t *describe(const char *path, char *error, size_t error_len)
     struct kvt_dir dir;
     struct kvt_l2_stats stats;
     struct kvt_stat_facts facts = {.path = path, .owner_pid = kvt_dir_owner(path)};
+    struct kvt_root_room room;
     double age_s = 0;
 
     if (kvt_dir_open(path, 0, &dir, error, error_len))
@@ -158,6 +163,8 @@ static json_t *describe(const char *path, char *error, size_t error_len)
         (json_int_t)facts.bytes, "bytes_used", (json_int_t)stats.bytes_used, "bytes_max",
         (json_int_t)dir.superblock.cap_bytes, "recovered_bad", (json_int_t)stats.recovered_bad,
         "namespaces", namespaces, "verdicts", kvt_stat_verdicts(&facts));
+    if (!kvt_root_room(path, facts.bytes_max, &room))
+        json_object_set_new(store, "free_bytes", json_integer((json_int_t)room.free_bytes));
     if (counters) {
         json_object_set_new(store, "age_s", json_real(age_s));
         json_object_set_new(store, "counters", counters);

@@ -30,8 +30,6 @@ struct kvt_doctor_io {
     double write_gbps;    /* GB/s (10^9), with fdatasync */
     double read_gbps;
 };
-/* Bytes that the files of a directory take on their file system; 0 also: it cannot be read. */
-uint64_t kvt_doctor_dir_bytes(const char *dir);
 /* Write, sync, read back and compare `bytes` in a scratch directory inside dir, which is removed
  * again; a store that lives in dir is not touched. 0; a negative code, and out->why names the
  * reason. Blocks for seconds. */

@@ -237,22 +237,6 @@ out:
     return rc;
 }
 
-uint64_t kvt_doctor_dir_bytes(const char *dir)
-{
-    DIR *open_dir = opendir(dir);
-    const struct dirent *entry;
-    struct stat st;
-    uint64_t bytes = 0;
-
-    while (open_dir && (entry = readdir(open_dir)) != NULL)
-        if (!fstatat(dirfd(open_dir), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) &&
-            S_ISREG(st.st_mode))
-            bytes += (uint64_t)st.st_blocks * 512; /* its unit, whatever st_blksize says */
-    if (open_dir)
-        closedir(open_dir);
-    return bytes;
-}
-
 int kvt_doctor_io(const char *dir, uint64_t bytes, struct kvt_doctor_io *out)
 {
     char scratch[PATH_MAX];

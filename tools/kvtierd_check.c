@@ -78,13 +78,18 @@ static void check_socket(struct check *check, const struct kvt_conf *conf)
 static void check_roots(struct check *check, const struct kvt_conf *conf)
 {
     const struct kvt_settings *settings = &conf->options->settings;
-    char why[KVT_ROOT_WHY_MAX];
+    char why[KVT_ROOT_WHY_MAX], text[640];
+    struct kvt_root_room room;
     for (uint32_t i = 0; i < settings->disk_count; i++) {
         int rc = kvt_root_check(settings->disks[i].path, why);
         if (rc == KVT_E_LOCKED)
             check->tell(false, why); /* by the one that runs, or taken over when it is let go of */
         else if (rc < 0)
             problem(check, why);
+        if ((rc >= 0 || rc == KVT_E_LOCKED) &&
+            kvt_root_room(settings->disks[i].path, settings->disks[i].cap_bytes, &room) == 0 &&
+            kvt_root_room_short(&room, settings->disks[i].path, text, sizeof(text)))
+            check->tell(false, text); /* it would start, and say so */
     }
 }
 
@@ -148,6 +153,7 @@ unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log
 {
     struct check check = {.tell = tell, .log = log};
     check_memory(&check, conf);
+    kvt_quota_unused_tell(&conf->options->settings, log);
     check_socket(&check, conf);
     check_roots(&check, conf);
     check_remote(&check, conf);

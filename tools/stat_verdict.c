@@ -16,6 +16,7 @@
 #include "base/checked.h"
 #include "cli.h"
 #include "client/client_counters.h"
+#include "client/host.h"
 #include "stats_file.h"
 #include "store/counters.h"
 
@@ -39,7 +40,7 @@ __attribute__((format(printf, 5, 6))) static void say(json_t *list, const char *
                                                       const char *state, const char *remedy,
                                                       const char *format, ...)
 {
-    char text[512];
+    char text[700];
     va_list args;
 
     va_start(args, format);
@@ -341,6 +342,38 @@ static void judge_paying(json_t *list, const struct kvt_stat_facts *facts)
     judge_chains(list, c);
 }
 
+/* A cap that its file system does not hold, before that is felt. */
+static void judge_room(json_t *list, const char *path, uint64_t cap_bytes, uint64_t used_bytes)
+{
+    struct kvt_root_room room;
+    char text[640];
+
+    if (!path || !cap_bytes || kvt_root_room(path, cap_bytes, &room))
+        return;
+    if (!room.used_bytes) /* a directory that only its owner may read */
+        room.used_bytes = used_bytes;
+    if (kvt_root_room_short(&room, path, text, sizeof(text)))
+        say(list, "safe", "warn", NULL, "%s", text);
+}
+
+static void judge_rooms(json_t *list, const struct kvt_stat_facts *facts)
+{
+    char name[48];
+
+    if (!facts->daemon)
+        judge_room(list, facts->path, facts->bytes_max, facts->bytes_used);
+    for (unsigned i = 0; facts->daemon; i++) {
+        snprintf(name, sizeof(name), "disk.%u.path", i);
+        const char *path = json_string_value(json_object_get(facts->counters, name));
+        if (!path)
+            return;
+        snprintf(name, sizeof(name), "disk.%u.cap_bytes", i);
+        uint64_t cap = kvt_stats_value(facts->counters, name);
+        snprintf(name, sizeof(name), "disk.%u.bytes_used", i);
+        judge_room(list, path, cap, kvt_stats_value(facts->counters, name));
+    }
+}
+
 static void judge_safe(json_t *list, const struct kvt_stat_facts *facts)
 {
     size_t before;
@@ -354,6 +387,7 @@ static void judge_safe(json_t *list, const struct kvt_stat_facts *facts)
     apply_rules(list, facts->counters, "safe");
     if (facts->counters && before == json_array_size(list))
         say(list, "safe", "ok", NULL, "no record failed to verify, no read and no write failed");
+    judge_rooms(list, facts);
     if (facts->unreachable)
         say(list, "safe", "note", "none is needed: their segments are recycled in turn",
             "%" PRIu64 " records cannot be reached: a block before them is gone",

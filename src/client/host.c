@@ -154,6 +154,7 @@ int kvt_host_remote_look(const struct kvt_host *host, char *error, size_t error_
 
 int kvt_host_open(struct kvt_host *host, char *error, size_t error_len)
 {
+    kvt_quota_unused_tell(host->settings, &host->log);
     int rc = kvt_roots_open(host, error, error_len);
     for (uint32_t i = 0; rc == 0 && i < host->settings->disk_count; i++)
         if (host->roots[i].io != NULL)

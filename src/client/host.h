@@ -120,6 +120,10 @@ void kvt_remote_unused_tell(const struct kvt_settings *settings, bool shared,
                             const struct kvt_log *log);
 void kvt_remote_elsewhere_tell(const struct kvt_settings *settings, const struct kvt_log *log);
 
+/* quota_unused.c: warn of an ns_quota or ns_limit that something smaller keeps from coming into
+ * force. */
+void kvt_quota_unused_tell(const struct kvt_settings *settings, const struct kvt_log *log);
+
 /* arena_huge.c: make huge pages of a shared arena, in the background. */
 void kvt_huge_start(struct kvt_host *host);
 void kvt_huge_stop(struct kvt_host *host);
@@ -168,6 +172,18 @@ void kvt_roots_tell_missing(struct kvt_host *host, char *text, size_t len);
  * opening or locking it returned; owner_pid: 0 when not known. */
 void kvt_root_describe(const char *path, uint64_t cap_bytes, int code, int64_t owner_pid,
                        char *text, size_t len);
+/* root_room.c: does a cap fit the file system? */
+struct kvt_root_room {
+    uint64_t cap_bytes;
+    uint64_t used_bytes; /* by the store; 0 also: its directory is not there, or may not be read */
+    uint64_t free_bytes; /* of the file system, for users */
+};
+/* Of a root, or of the one that would be made at path. 0, or -errno: it cannot be told. */
+__attribute__((warn_unused_result)) int kvt_root_room(const char *path, uint64_t cap_bytes,
+                                                      struct kvt_root_room *out);
+/* Whether the cap is more than what is used and free together; text: a sentence with the remedy. */
+__attribute__((warn_unused_result)) bool
+kvt_root_room_short(const struct kvt_root_room *room, const char *path, char *text, size_t len);
 /* Note that root `number` failed to open with `code`: it is closed and its state says why. */
 void kvt_roots_drop(struct kvt_host *host, uint32_t number, int code, int64_t owner_pid);
 

@@ -202,6 +202,15 @@ static void note_info(struct kvt_root_state *root)
     root->direct = info.direct;
 }
 
+static void tell_room(const struct kvt_host *host, const struct kvt_root_state *root)
+{
+    struct kvt_root_room room;
+    char text[640];
+    if (kvt_root_room(root->path, root->cap_bytes, &room) == 0 &&
+        kvt_root_room_short(&room, root->path, text, sizeof(text)))
+        kvt_log(&host->log, KVT_LOG_WARN, "%s", text);
+}
+
 static int wrap(const struct kvt_settings *settings, struct kvt_root_state *root)
 {
     struct kvt_io *outer = settings->io_wrap(settings->io_wrap_arg, root->io);
@@ -243,6 +252,7 @@ static int open_one(const struct kvt_host *host, struct kvt_root_state *root)
     }
     (void)snprintf(root->state, sizeof(root->state), "ok");
     note_info(root);
+    tell_room(host, root);
     return 0;
 }
 

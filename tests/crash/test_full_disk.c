@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "base/rng.h"
+#include "support/run_tool.h"
 
 enum { CHAIN = 16 };
 #define MIB (UINT64_C(1) << 20)
@@ -200,6 +201,61 @@ static void test_c27_a_real_file_system_smaller_than_the_cap(void **state)
     assert_int_equal(rig_stat(&rig, "verify.checksum_fail"), 0);
 }
 
+static void store_flushed(uint64_t chains)
+{
+    for (uint64_t chain = 0; chain < chains; chain++) {
+        assert_int_equal(rig_store(&rig, 1 + chain * CHAIN, CHAIN, 0, NULL), CHAIN);
+        assert_int_equal(kvt_flush(rig.cache), 0);
+    }
+}
+
+/* Told before it hurts, by whoever is asked, with the figures; a cap that what is free and what the
+ * store has there can hold is no matter. */
+static void test_a_cap_that_does_not_fit_is_told(void **state)
+{
+    static const char says[] = "more than there is room for";
+    static struct tool_run run;
+    struct rig_shape shape = rig_shape_large(CHAIN);
+    char disk[200], option[220], program[300];
+
+    (void)state;
+    make_fs("size=64m,mode=700");
+    begin(&shape, "dram=16MiB", "1GiB");
+    rig_open(&rig);
+    const char *line = strstr(rig.log, says);
+    assert_non_null(line);
+    assert_null(strstr(line + 1, says));
+    assert_non_null(strstr(line, "the store has 0 MiB there, and 6"));
+    assert_non_null(strstr(line, "Free 960 MiB there, or set its cap to 64MiB"));
+    store_flushed(10);
+    rig_close(&rig);
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "stat", rig.dir, NULL}, NULL, NULL);
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, says));
+    assert_non_null(strstr(run.out, "free on the file system"));
+    snprintf(disk, sizeof(disk), "%s:1GiB", rig.dir);
+    snprintf(option, sizeof(option), "disk=%s", disk);
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "doctor", "--config", option, NULL},
+             NULL, NULL);
+    assert_non_null(strstr(run.out, says));
+    snprintf(program, sizeof(program), "%s", KVT_TOOL);
+    snprintf(strrchr(program, '/'), 9, "/kvtierd");
+    const char *const daemon[] = {"kvtierd",  "--check", "--dram",    "16MiB", "--disk", disk,
+                                  "--socket", "s",       "--fds-max", "64",    NULL};
+    tool_run(&run, program, daemon, NULL, NULL);
+    assert_int_equal(run.code, 0); /* it would start */
+    assert_non_null(strstr(run.out, says));
+    rig_free(&rig);
+    begin(&shape, "dram=16MiB", "50MiB");
+    rig_open(&rig);
+    store_flushed(10); /* less than the cap is free now */
+    rig_reopen(&rig);
+    assert_null(strstr(rig.log, says));
+    rig_close(&rig);
+    tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "stat", rig.dir, NULL}, NULL, NULL);
+    assert_null(strstr(run.out, says));
+}
+
 /* Not a byte is left when it is opened: a sentence, and a cache that works without. */
 static void test_opened_on_a_full_file_system(void **state)
 {
@@ -331,6 +387,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_c27_a_real_file_system_smaller_than_the_cap, tear_down),
+        cmocka_unit_test_teardown(test_a_cap_that_does_not_fit_is_told, tear_down),
         cmocka_unit_test_teardown(test_opened_on_a_full_file_system, tear_down),
         cmocka_unit_test_teardown(test_flushed_then_full, tear_down),
         cmocka_unit_test_teardown(test_out_of_inodes, tear_down),

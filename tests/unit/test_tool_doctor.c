@@ -123,7 +123,7 @@ static void test_options_that_do_not_fit(void **state)
     assert_string_equal(text(find(report, "dram"), "state"), "warn");
     assert_string_equal(text(find(report, "root"), "state"), "warn");
     assert_non_null(
-        strstr(text(find(report, "root"), "detail"), "more than the whole file system"));
+        strstr(text(find(report, "root"), "detail"), "more than there is room for"));
     json_decref(report);
     struct statvfs fs;
     assert_int_equal(statvfs(dir, &fs), 0);
