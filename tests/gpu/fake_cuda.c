@@ -1,5 +1,5 @@
 /* A CUDA driver without a GPU, for tests on any machine: the functions of gpu/cuda_abi.h over host
- * memory, with the kernels replaced by the scalar codec.
+ * memory, with the kernels replaced by the scalar codec or run by an emulator (fake_kernels.h).
  *
  * Streams really are asynchronous: operations are queued and run only when somebody asks whether an
  * event or a stream is done, one at a time, from a stream chosen at random among those whose next
@@ -82,7 +82,7 @@ struct op {
     unsigned value;
     struct event *event;
     uint64_t count;
-    const char *kernel;
+    struct fake_launch launch; /* of the parameter below */
     unsigned char parameter[4096];
 };
 
@@ -117,6 +117,8 @@ static void drop_streams(void)
     }
 }
 
+static struct kvt_rng launch_seeds;
+
 static int may_run(const struct stream *stream)
 {
     const struct op *op = stream->head;
@@ -135,7 +137,8 @@ static void run_op(struct stream *stream)
             memcpy((char *)op->to + 4 * i, &op->value, 4);
         break;
     case OP_LAUNCH:
-        if (fake_kernel_run(op->kernel, op->parameter) != 0)
+        op->launch.parameter = op->parameter;
+        if (fake_kernel_run(&op->launch) != 0)
             fault = KVT_CU_FIRST_STICKY;
         break;
     case OP_RECORD:
@@ -158,6 +161,7 @@ static int step(void)
     size_t count = 0;
     if (fake_cuda.seed != 0) {
         rng.state = fake_cuda.seed;
+        launch_seeds.state = ~fake_cuda.seed;
         fake_cuda.seed = 0;
     }
     for (struct stream *s = streams; s != NULL && count < 64; s = s->next)
@@ -612,12 +616,16 @@ static int fake_cuLaunchKernel(kvt_cu_function function, unsigned gx, unsigned g
                                unsigned bx, unsigned by, unsigned bz, unsigned shared,
                                kvt_cu_stream stream, void **parameters, void **extra)
 {
-    (void)gy, (void)gz, (void)by, (void)bz, (void)shared, (void)extra;
+    (void)gy, (void)gz, (void)by, (void)bz, (void)extra;
     ENTER(1);
     if (gx == 0 || bx == 0)
         return KVT_CU_INVALID_VALUE;
     struct op *op = queue(stream, OP_LAUNCH);
-    op->kernel = function;
+    op->launch = (struct fake_launch){.kernel = function,
+                                      .grid = gx,
+                                      .block = bx,
+                                      .shared_bytes = shared,
+                                      .seed = kvt_rng_next(&launch_seeds)};
     memcpy(op->parameter, parameters[0], fake_kernel_parameter_bytes(function));
     fake_cuda.launches++;
     return KVT_CU_OK;

@@ -210,11 +210,11 @@ static void run_paging(const struct kvt_gpu_paging *job)
     }
 }
 
-int fake_kernel_run(const char *kernel, const void *parameter)
+int fake_kernel_run(const struct fake_launch *launch)
 {
-    if (strcmp(kernel, "kvt_gpu_pages") == 0) {
-        run_paging(parameter);
+    if (strcmp(launch->kernel, "kvt_gpu_pages") == 0) {
+        run_paging(launch->parameter);
         return 0;
     }
-    return run_coding(kernel, parameter);
+    return run_coding(launch->kernel, launch->parameter);
 }

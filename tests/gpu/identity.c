@@ -30,6 +30,7 @@ struct identity {
     uint8_t *host_pool, *back_pool; /* what the device pool should hold; a copy of it */
     uint8_t *slots;                 /* pinned */
     uint8_t *want;
+    size_t pool_bytes_max;
 };
 
 struct shape {
@@ -54,6 +55,7 @@ struct identity *identity_new(struct kvt_gpu *gpu)
     if (id == NULL)
         return NULL;
     id->gpu = gpu;
+    id->pool_bytes_max = POOL_BYTES;
     id->host_pool = malloc(POOL_BYTES);
     id->back_pool = malloc(POOL_BYTES);
     id->want = malloc(SLOT_BYTES);
@@ -90,6 +92,11 @@ void identity_free(struct identity *id)
     free(id->back_pool);
     free(id->want);
     free(id);
+}
+
+void identity_limit(struct identity *id, size_t pool_bytes)
+{
+    id->pool_bytes_max = pool_bytes;
 }
 
 /* ---- random shapes ---- */
@@ -175,7 +182,7 @@ static int random_shape(struct kvt_rng *rng, struct identity *id, struct shape *
         s->host[i].base = id->host_pool + at;
         s->device[i].base = (void *)(uintptr_t)(id->pool + at);
         at += bytes;
-        if (at > POOL_BYTES)
+        if (at > id->pool_bytes_max)
             return -1;
     }
     s->pool_bytes = (at + 3) / 4 * 4;

@@ -1,8 +1,9 @@
 /* Random shapes, pools and values through kvt_gpu_evict() and kvt_gpu_restore(), against the scalar
- * codec and kvt_record_checksum(). The same code runs on a GPU and on the fake driver. */
+ * codec and kvt_record_checksum(). The same code runs on a GPU and on the fake drivers. */
 #ifndef KVT_TESTS_IDENTITY_H
 #define KVT_TESTS_IDENTITY_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "gpu/gpu.h"
@@ -18,6 +19,9 @@ struct identity;
 /* Device memory for pools is allocated once. NULL: no memory. */
 struct identity *identity_new(struct kvt_gpu *gpu);
 void identity_free(struct identity *identity);
+
+/* From now on only shapes whose pool takes at most so many bytes (and 64 KiB at least). */
+void identity_limit(struct identity *identity, size_t pool_bytes);
 
 /* One case. 0, or -1 with a sentence in message (first difference, and the case's shape). */
 int identity_case(struct identity *identity, uint64_t seed, struct identity_counts *counts,

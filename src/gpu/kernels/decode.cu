@@ -41,25 +41,7 @@ template <int D> __device__ void fill_bases(DecodeShared &shared)
     }
 }
 
-__device__ __forceinline__ void multiply(uint32_t (&acc)[4], const uint32_t *a, uint32_t b0,
-                                         uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+r"(acc[0]), "+r"(acc[1]), "+r"(acc[2]), "+r"(acc[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // ---- codes to int8 levels, eight at a time: low[] elements 0..3, high elements 4..7 ----
-
-// Each nibble of the selector takes a byte of {low, high}; with its top bit set, that byte's sign
-// bit eight times. (__byte_perm() has no such mode.)
-__device__ __forceinline__ uint32_t permute(uint32_t low, uint32_t high, uint32_t selector)
-{
-    uint32_t out;
-    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(out) : "r"(low), "r"(high), "r"(selector));
-    return out;
-}
 
 // 0x00 or 0xff per nibble, by its top bit.
 __device__ __forceinline__ void nibble_masks(uint32_t codes, uint32_t &low, uint32_t &high)
@@ -338,7 +320,7 @@ using namespace kvt;
 extern "C" __global__ void __launch_bounds__(KVT_GPU_WARPS * 32, 1)
     kvt_gpu_decode(const __grid_constant__ kvt_gpu_coding job)
 {
-    __shared__ DecodeShared shared;
+    DecodeShared &shared = own_shared<DecodeShared>();
     fill_bases<128>(shared);
     fill_bases<64>(shared);
     fill_bases<32>(shared);

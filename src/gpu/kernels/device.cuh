@@ -10,9 +10,9 @@
 
 #include <cstdint>
 #include <cstring>
-#include <cuda_fp16.h>
 
 #include "gpu/kernel_abi.h"
+#include "instructions.cuh"
 
 namespace kvt {
 
@@ -58,9 +58,7 @@ __device__ __forceinline__ float stored_float(uint32_t half)
 // Two floats to two bf16, nearest even. Decoded numbers are never NaN.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 {
-    uint32_t out;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
+    return bf16_pair(low, high);
 }
 
 // f16 saturates at 65504.
@@ -68,14 +66,7 @@ __device__ __forceinline__ uint32_t pack_f16(float low, float high)
 {
     low = fminf(fmaxf(low, -65504.0f), 65504.0f);
     high = fminf(fmaxf(high, -65504.0f), 65504.0f);
-    uint32_t out;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
-}
-
-__device__ __forceinline__ float f16_float(uint32_t half)
-{
-    return __half2float(__ushort_as_half(static_cast<unsigned short>(half)));
+    return f16_pair(low, high);
 }
 
 // The part of a unit: computed when all parts are alike, else searched.

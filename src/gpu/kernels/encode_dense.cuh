@@ -68,7 +68,7 @@ struct Turns {
 __device__ __forceinline__ void ask_for(const Tile &tile, const Lane &lane)
 {
     const char *line = tile.row + (lane.c >> 1) * 8 * tile.stride + (lane.c & 1u) * 128 - lane.c * 16;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(global(line)));
+    prefetch(global(line));
 }
 
 __device__ __forceinline__ void load_words(const char *row, uint4 (&words)[4])
@@ -123,13 +123,6 @@ __device__ __forceinline__ float small_quotient(float n, float m, float r)
     float q = __fmul_rn(n, r);
     q = __fmaf_rn(__fmaf_rn(-m, q, n), r, q);
     return __fmaf_rn(__fmaf_rn(-m, q, n), r, q);
-}
-
-__device__ __forceinline__ float about_reciprocal(float m)
-{
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(m));
-    return r;
 }
 
 struct Width {  // the step width that was chosen
@@ -317,7 +310,7 @@ __device__ __forceinline__ void encode_phase(const kvt_gpu_coding &job, uint32_t
 
 template <int BITS> __device__ __forceinline__ void encode_dense(const kvt_gpu_coding &job)
 {
-    extern __shared__ __align__(16) uint8_t shared[];
+    KVT_LAUNCH_SHARED(shared);
     Lane lane;
     uint32_t *masks = reinterpret_cast<uint32_t *>(shared + KVT_GPU_LEVELS_BYTES);
     uint32_t *asked =

@@ -98,20 +98,15 @@ template <int BITS_> struct Gauss {
             reinterpret_cast<uint4 *>(table)[at] = make_uint4(word, word, word, word);
         }
         __syncthreads();
-        base = __uint_as_float(static_cast<uint32_t>(__cvta_generic_to_shared(table)) + lane.id * 4);
+        base = __uint_as_float(shared_address(table) + lane.id * 4);
     }
 
     // moved: t + MAGIC.
     __device__ __forceinline__ uint32_t lookup(float moved) const
     {
-        float place;
-        uint32_t word;
-        asm("fma.rn.sat.f32 %0, %1, %2, %3;"
-            : "=f"(place)
-            : "f"(moved), "f"(1.0f / 512), "f"(0.5f - MAGIC / 512));
+        float place = fma_saturated(moved, 1.0f / 512, 0.5f - MAGIC / 512);
         float address = __fmaf_rn(place, 0x1p-133f, base);  // 512 entries of 128 bytes
-        asm("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(__float_as_uint(address)));
-        return word;
+        return load_shared(__float_as_uint(address));
     }
 
     // Sums over the row of c*t and c*c for the three widths, and the codes: four a word, in the
@@ -260,7 +255,7 @@ template <int BITS_> struct Gauss {
 template <int BITS> __device__ __forceinline__ void encode_gauss(const kvt_gpu_coding &job)
 {
     using Coder = Gauss<BITS>;
-    extern __shared__ __align__(16) uint8_t shared[];
+    KVT_LAUNCH_SHARED(shared);
     Lane lane;
     uint32_t *masks = reinterpret_cast<uint32_t *>(shared + KVT_GPU_LEVELS_BYTES);
     uint8_t *stages = shared + KVT_GPU_LEVELS_BYTES + KVT_GPU_SIGNS_BYTES;

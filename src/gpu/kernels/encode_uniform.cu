@@ -78,7 +78,7 @@ using namespace kvt;
 extern "C" __global__ void __launch_bounds__(KVT_GPU_ENCODE_WARPS * 32, 1)
     kvt_gpu_encode_uniform(const __grid_constant__ kvt_gpu_coding job)
 {
-    extern __shared__ __align__(16) uint8_t shared[];
+    KVT_LAUNCH_SHARED(shared);
     Lane lane;
     uint32_t *masks = reinterpret_cast<uint32_t *>(shared);
     uint8_t *stage = shared + KVT_GPU_SIGNS_BYTES + threadIdx.x / 32 * KVT_GPU_UNIFORM_STAGE_BYTES;
