@@ -339,7 +339,7 @@ static const char *or_null(const char *path)
 }
 
 /* The tier that machines share, as these options would use it: a record there and back. */
-static void check_shared(struct doctor *doctor, const struct kvt_config *config)
+static void check_shared(struct doctor *doctor, const struct kvt_config *config, int offline)
 {
     const struct kvt_settings *settings = &config->settings;
     const struct kvt_remote_where where = {.url = settings->remote,
@@ -352,25 +352,31 @@ static void check_shared(struct doctor *doctor, const struct kvt_config *config)
     json_t *object;
     int rc;
 
-    if (!settings->remote[0] || settings->socket[0]) {
+    if (!settings->remote[0] || settings->socket[0] || offline) {
         check(doctor, "shared", STATE_OFF, "not looked at: %s",
-              settings->remote[0] ? "it would be the kvtierd's"
-                                  : "--config remote=URL tries a tier that machines share");
+              !settings->remote[0]  ? "--config remote=URL tries a tier that machines share"
+              : settings->socket[0] ? "it would be the kvtierd's"
+                                    : "--offline");
         return;
     }
-    rc = kvt_remote_try(&where, write, &trial, error, sizeof(error));
+    rc = kvt_remote_try(&where, write, kvt_remote_patience(settings->remote_deadline), &trial,
+                        error, sizeof(error));
     if (rc)
         object = check(doctor, "shared", STATE_FAIL, "%s", error);
     else if (write)
         object = check(doctor, "shared", STATE_OK,
-                       "%s: %s there in %.1f ms and back in %.1f ms, and removed", settings->remote,
+                       "%s%s%s: %s there in %.1f ms and back in %.1f ms, and removed",
+                       settings->remote, trial.about[0] ? ": " : "", trial.about,
                        kvt_human_bytes(trial.bytes, size), trial.put_s * 1e3, trial.get_s * 1e3);
     else
-        object = check(doctor, "shared", STATE_OK, "%s answers (remote_write=off: nothing was put)",
-                       settings->remote);
+        object =
+            check(doctor, "shared", STATE_OK, "%s%s%s answers (remote_write=off: nothing was put)",
+                  settings->remote, trial.about[0] ? ": " : "", trial.about);
     json_object_set_new(object, "remote", json_string(settings->remote));
     if (rc)
         json_object_set_new(object, "error", json_integer(rc));
+    if (trial.about[0])
+        json_object_set_new(object, "server", json_string(trial.about));
     if (!rc && write) {
         json_object_set_new(object, "bytes", json_integer((json_int_t)trial.bytes));
         json_object_set_new(object, "put_s", json_real(trial.put_s));
@@ -397,6 +403,7 @@ static void check_rest(struct doctor *doctor, const char *dir, uint64_t probe_by
 int kvt_cmd_doctor(int argc, char **argv)
 {
     struct doctor doctor = {0};
+    int offline = 0;
     const char *dir = NULL, *config_text = NULL;
     uint64_t probe_bytes = PROBE_BYTES_DEFAULT;
     const struct kvt_cli_option options[] = {
@@ -414,11 +421,12 @@ int kvt_cmd_doctor(int argc, char **argv)
          .metavar = "K=V,...",
          .help = "check and show these options",
          .text = &config_text},
+        {.name = "offline", .help = "ask no server of a shared tier", .flag = &offline},
         {.name = "json", .help = "one JSON object", .flag = &doctor.json},
     };
     struct kvt_config *config = NULL;
     char model[128];
-    int rc = kvt_cli_parse("doctor", "[--dir DIR] [--config K=V,...] [--json]", options,
+    int rc = kvt_cli_parse("doctor", "[--dir DIR] [--config K=V,...] [--offline] [--json]", options,
                            sizeof(options) / sizeof(options[0]), NULL, 0, 0, NULL, argc, argv);
 
     if (rc)
@@ -437,7 +445,7 @@ int kvt_cmd_doctor(int argc, char **argv)
     check_io(&doctor, dir, probe_bytes & ~UINT64_C(4095));
     check_store(&doctor, dir);
     check_options(&doctor, config);
-    check_shared(&doctor, config);
+    check_shared(&doctor, config, offline);
     check_rest(&doctor, dir, probe_bytes);
     if (doctor.json)
         rc = kvt_cli_json(json_pack("{s:s, s:b, s:O, s:o}", "version", kvt_version(), "ok",

@@ -104,6 +104,12 @@ static int option_set(struct kvt_conf *conf, const char *key, const char *value,
     return config ? 0 : kvt_conf_set(conf, key, value);
 }
 
+/* Words that are no key of the configuration, and take no value. */
+static bool is_flag(const char *word)
+{
+    return word != NULL && (strcmp(word, "--check") == 0 || strcmp(word, "--offline") == 0);
+}
+
 int kvt_daemon_conf(const struct kvt_daemon_args *args, struct kvt_conf *conf, char *why,
                     size_t len)
 {
@@ -113,7 +119,7 @@ int kvt_daemon_conf(const struct kvt_daemon_args *args, struct kvt_conf *conf, c
         const char *value = NULL;
         char key[64];
         used = 1;
-        if (strcmp(args->argv[i], "--check") == 0)
+        if (is_flag(args->argv[i]))
             continue;
         used = option_split(args, i, key, sizeof(key), &value);
         if (used == 0)
@@ -155,6 +161,8 @@ static int arguments_read(struct kvt_daemon_args *args, const struct kvt_conf *c
         }
         if (strcmp(word, "--check") == 0)
             args->check = 1;
+        else if (strcmp(word, "--offline") == 0)
+            args->offline = 1;
         else if (strncmp(word, "--config=", 9) == 0)
             args->config = word + 9;
         else if (strcmp(word, "--config") == 0 && i + 1 < args->argc)
@@ -332,9 +340,9 @@ static void check_tell(bool problem, const char *sentence)
         printf("note: %s\n", sentence);
 }
 
-static int check(const struct kvt_conf *conf)
+static int check(const struct kvt_conf *conf, bool offline)
 {
-    const unsigned problems = kvt_daemon_check(conf, &to_stderr, check_tell);
+    const unsigned problems = kvt_daemon_check(conf, &to_stderr, offline, check_tell);
     warn_mode(conf, false);
     if (problems == 0)
         printf("the configuration is good\n");
@@ -352,8 +360,12 @@ static int start(const struct kvt_daemon_args *args, struct kvt_conf *conf)
             complain("%s", why);
         return EXIT_USAGE;
     }
+    if (args->offline && !args->check) {
+        complain("--offline is for --check");
+        return EXIT_USAGE;
+    }
     if (args->check)
-        return check(conf);
+        return check(conf, args->offline);
     atomic_store(&out.level, conf->log_level);
     signals_block();
     return run(args, conf);

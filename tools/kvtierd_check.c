@@ -3,8 +3,8 @@
  * nothing, and with its sentences.
  *
  * A kvtierd that runs with the same configuration is no problem: what it holds is told as a note.
- * A server that machines share is not asked ('kvtier doctor --config remote=...' does that).
- * Threads: one.
+ * A server that machines share is asked for a record, and nothing is put there ('kvtier doctor
+ * --config remote=...' does that); --offline: it is not. Threads: one, and the shared tier's.
  */
 #include "kvtierd_check.h"
 
@@ -20,6 +20,7 @@
 #include "daemon/listen.h"
 #include "daemon/metrics.h"
 #include "kvtier/error.h"
+#include "remote_tool.h"
 #include "root_check.h"
 
 /* Descriptors of a client: its socket, its end, its rings and the two bells; and our own: log,
@@ -105,7 +106,31 @@ static void check_metrics(struct check *check, const struct kvt_conf *conf)
         problem(check, error);
 }
 
-static void check_remote(struct check *check, const struct kvt_conf *conf)
+static const char *or_null(const char *path)
+{
+    return path[0] ? path : NULL;
+}
+
+/* What answers there: the start would go on without it. */
+static void check_server(struct check *check, const struct kvt_settings *settings)
+{
+    const struct kvt_remote_where where = {.url = settings->remote,
+                                           .auth_file = or_null(settings->remote_auth),
+                                           .mac_file = or_null(settings->remote_mac),
+                                           .ca_file = or_null(settings->remote_ca)};
+    struct kvt_remote_trial trial;
+    char error[1200], text[800];
+    if (kvt_remote_try(&where, 0, kvt_remote_patience(settings->remote_deadline), &trial, error,
+                       sizeof(error)) != 0) {
+        problem(check, error);
+        return;
+    }
+    (void)snprintf(text, sizeof(text), "remote: %.300s answers: %s", settings->remote,
+                   trial.about[0] ? trial.about : "it does not tell what it is (INFO)");
+    check->tell(false, text);
+}
+
+static void check_remote(struct check *check, const struct kvt_conf *conf, bool offline)
 {
     const struct kvt_host host = {
         .settings = &conf->options->settings, .shared = true, .log = *check->log};
@@ -113,6 +138,8 @@ static void check_remote(struct check *check, const struct kvt_conf *conf)
     int rc = kvt_host_remote_look(&host, error, sizeof(error));
     if (rc != 0)
         problem(check, error[0] ? error : kvt_strerror(rc));
+    else if (host.settings->remote[0] && strncmp(host.settings->remote, "dir:", 4) != 0 && !offline)
+        check_server(check, host.settings);
 }
 
 bool kvt_daemon_descriptors(const struct kvt_settings *settings, uint64_t *programs, char *text,
@@ -148,7 +175,7 @@ static void check_descriptors(struct check *check, const struct kvt_conf *conf)
         check->tell(false, text);
 }
 
-unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log,
+unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log, bool offline,
                           kvt_daemon_tell_fn tell)
 {
     struct check check = {.tell = tell, .log = log};
@@ -156,7 +183,7 @@ unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log
     kvt_quota_unused_tell(&conf->options->settings, log);
     check_socket(&check, conf);
     check_roots(&check, conf);
-    check_remote(&check, conf);
+    check_remote(&check, conf, offline);
     check_descriptors(&check, conf);
     check_metrics(&check, conf);
     return check.problems;

@@ -5,9 +5,10 @@
 #include "daemon/conf.h"
 
 /* tell: a sentence; problem: the start would be refused, or go on without that; else it is only
- * worth knowing. Returns how many problems there are. Nothing is made, changed or kept. */
+ * worth knowing. Returns how many problems there are. Nothing is made, changed or kept. A server
+ * of the shared tier is asked, unless offline: blocks for 3 s at most, or for remote_deadline. */
 typedef void (*kvt_daemon_tell_fn)(bool problem, const char *sentence);
-unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log,
+unsigned kvt_daemon_check(const struct kvt_conf *conf, const struct kvt_log *log, bool offline,
                           kvt_daemon_tell_fn tell);
 
 /* Whether as many programs as there can be have descriptors, beside those that the roots may take:

@@ -21,7 +21,10 @@ static const struct item options[] = {
     {"--KEY", "VALUE", "set one key, over what the file says"},
     {"--check", NULL,
      "say whether the configuration is good and would work here: memory, the places of socket and "
-     "roots, the address of metrics; and end. Exit status 0 good, 1 not here, 2 not at all"},
+     "roots, the address of metrics, whether the shared tier's server answers, and which it is; "
+     "and "
+     "end. Exit status 0 good, 1 not here, 2 not at all"},
+    {"--offline", NULL, "with --check: ask no server of a shared tier"},
     {"--man", NULL, "print the man page, as troff"},
     {"--version", NULL, "version and build"},
     {"--help", NULL, "show the usage"},

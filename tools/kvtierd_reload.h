@@ -13,7 +13,7 @@ struct kvt_daemon_args {
     int argc;
     char **argv;
     const char *config; /* file */
-    int check;
+    int check, offline;
 };
 
 /* kvtierd.c: the file, then the command line over it. 0, or an exit code or an error: why says it,

@@ -17,6 +17,7 @@
 
 #define ANSWER_NS INT64_C(5000000000)
 #define PURGE_NS INT64_C(60000000000)
+#define SLACK_NS INT64_C(1000000000) /* for the end of a connection */
 #define TRIAL_BYTES (1u << 20)
 
 struct tier {
@@ -44,6 +45,7 @@ static int tier_open(struct tier *tier, const struct kvt_remote_where *where, ch
         .auth_file = where->auth_file,
         .mac_file = where->mac_file,
         .ca_file = where->ca_file,
+        .about = true,
         .log = {.fn = take_reason, .arg = tier, .level_max = KVT_LOG_WARN}};
     int rc;
 
@@ -99,12 +101,13 @@ static int ask(struct tier *tier, struct kvt_remote_req *req, int64_t deadline_n
 }
 
 /* Whether it answers at all: what waits for a server that is not there waits for its deadline. */
-static int answers(struct tier *tier, const struct kvt_full_key *key)
+static int answers(struct tier *tier, const struct kvt_full_key *key, int64_t limit_ns,
+                   double *took_s)
 {
     struct kvt_remote_found found;
     struct kvt_remote_req req = {.op = KVT_REMOTE_PROBE, .count = 1, .keys = key, .found = &found};
 
-    return ask(tier, &req, ANSWER_NS, NULL);
+    return ask(tier, &req, limit_ns, took_s);
 }
 
 static int purge_one(struct tier *tier, const uint8_t ns[KVT_NS_BYTES], uint64_t *removed)
@@ -114,7 +117,7 @@ static int purge_one(struct tier *tier, const uint8_t ns[KVT_NS_BYTES], uint64_t
     int rc;
 
     memcpy(key.ns, ns, KVT_NS_BYTES);
-    rc = answers(tier, &key);
+    rc = answers(tier, &key, ANSWER_NS, NULL);
     if (!rc)
         rc = ask(tier, &req, PURGE_NS, NULL);
     *removed += req.removed;
@@ -190,32 +193,145 @@ static int there_and_back(struct tier *tier, const struct kvt_full_key *key, uin
     return rc ? rc : gone;
 }
 
-int kvt_remote_try(const struct kvt_remote_where *where, int write, struct kvt_remote_trial *out,
-                   char *error, size_t error_len)
+struct trial {                     /* of a thread, and of who waits for it */
+    struct kvt_remote_where where; /* copies */
+    int write;
+    int64_t answer_ns;
+    struct kvt_remote_trial out;
+    char error[1200];
+    int rc;
+    bool over, left; /* left: nobody waits any more */
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+};
+
+static void trial_free(struct trial *trial)
+{
+    free((void *)trial->where.url);
+    free((void *)trial->where.auth_file);
+    free((void *)trial->where.mac_file);
+    free((void *)trial->where.ca_file);
+    pthread_cond_destroy(&trial->ended);
+    pthread_mutex_destroy(&trial->lock);
+    free(trial);
+}
+
+static int try_it(struct trial *trial)
 {
     struct kvt_full_key key = {.hash_len = sizeof(uint64_t)};
     struct kvt_rng rng = {.state = kvt_rng_seed_os()};
     struct tier tier;
     uint8_t *record = NULL;
-    int rc = tier_open(&tier, where, error, error_len);
+    int rc = tier_open(&tier, &trial->where, trial->error, sizeof(trial->error));
 
-    memset(out, 0, sizeof(*out));
     memcpy(key.ns, "kvtier doctor", 13);
     for (size_t i = 13; i < KVT_NS_BYTES; i++)
         key.ns[i] = (uint8_t)kvt_rng_next(&rng);
     for (size_t i = 0; i < key.hash_len; i++)
         key.hash[i] = (uint8_t)kvt_rng_next(&rng);
     if (!rc)
-        rc = answers(&tier, &key);
-    if (!rc && write) {
+        rc = answers(&tier, &key, trial->answer_ns, &trial->out.answer_s);
+    if (!rc && tier.remote->ops->about)
+        tier.remote->ops->about(tier.remote, trial->out.about, sizeof(trial->out.about));
+    if (!rc && trial->write) {
         record = aligned_alloc(KVT_PAGE_BYTES, 2 * (size_t)TRIAL_BYTES);
         rc = record ? 0 : -ENOMEM;
     }
     if (record) {
         record_make(&key, record);
-        rc = there_and_back(&tier, &key, record, out);
+        rc = there_and_back(&tier, &key, record, &trial->out);
     }
-    rc = tier_close(&tier, rc, error, error_len);
+    rc = tier_close(&tier, rc, trial->error, sizeof(trial->error));
     free(record);
+    return rc;
+}
+
+static void *trial_main(void *arg)
+{
+    struct trial *trial = arg;
+    int rc = try_it(trial);
+
+    pthread_mutex_lock(&trial->lock);
+    trial->rc = rc;
+    trial->over = true;
+    bool left = trial->left;
+    pthread_cond_signal(&trial->ended);
+    pthread_mutex_unlock(&trial->lock);
+    if (left)
+        trial_free(trial);
+    return NULL;
+}
+
+/* NULL: out of memory. */
+static struct trial *trial_new(const struct kvt_remote_where *where, int write, int64_t answer_ns)
+{
+    struct trial *trial = calloc(1, sizeof(*trial));
+    const struct kvt_remote_where w = *where;
+    pthread_condattr_t attr;
+
+    if (!trial)
+        return NULL;
+    pthread_mutex_init(&trial->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&trial->ended, &attr);
+    pthread_condattr_destroy(&attr);
+    trial->write = write;
+    trial->answer_ns = answer_ns;
+    trial->where = (struct kvt_remote_where){.url = strdup(w.url),
+                                             .auth_file = w.auth_file ? strdup(w.auth_file) : NULL,
+                                             .mac_file = w.mac_file ? strdup(w.mac_file) : NULL,
+                                             .ca_file = w.ca_file ? strdup(w.ca_file) : NULL};
+    if (trial->where.url && !trial->where.auth_file == !w.auth_file &&
+        !trial->where.mac_file == !w.mac_file && !trial->where.ca_file == !w.ca_file)
+        return trial;
+    trial_free(trial);
+    return NULL;
+}
+
+/* Until it is over, or for so long. Whether it is over; else the thread frees it one day. */
+static bool trial_wait(struct trial *trial, int64_t limit_ns)
+{
+    const struct kvt_clock clock = kvt_clock_system();
+    const int64_t end = kvt_clock_now(&clock) + limit_ns;
+    const struct timespec until = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
+    int err = 0;
+
+    pthread_mutex_lock(&trial->lock);
+    while (!trial->over && err == 0)
+        err = pthread_cond_timedwait(&trial->ended, &trial->lock, &until);
+    bool over = trial->over;
+    trial->left = !over;
+    pthread_mutex_unlock(&trial->lock);
+    return over;
+}
+
+int kvt_remote_try(const struct kvt_remote_where *where, int write, int64_t answer_ns,
+                   struct kvt_remote_trial *out, char *error, size_t error_len)
+{
+    struct trial *trial = trial_new(where, write, answer_ns);
+    pthread_t thread;
+
+    memset(out, 0, sizeof(*out));
+    error[0] = '\0';
+    if (!trial || pthread_create(&thread, NULL, trial_main, trial) != 0) {
+        if (trial)
+            trial_free(trial);
+        (void)snprintf(error, error_len, "%.300s: %s", where->url, kvt_strerror(-ENOMEM));
+        return -ENOMEM;
+    }
+    if (!trial_wait(trial, answer_ns + SLACK_NS + (write ? 3 * ANSWER_NS : 0))) {
+        (void)pthread_detach(thread);
+        (void)snprintf(error, error_len,
+                       "%.300s: nothing is heard of it: does its name resolve (getent hosts)? Of a "
+                       "directory: is its file server there?",
+                       where->url);
+        return -ETIMEDOUT;
+    }
+    (void)pthread_join(thread, NULL);
+    int rc = trial->rc;
+    *out = trial->out;
+    (void)snprintf(error, error_len, "%s", trial->error);
+    trial_free(trial);
     return rc;
 }

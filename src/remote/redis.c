@@ -453,6 +453,7 @@ static const struct kvt_remote_ops redis_ops = {.name = "redis",
                                                 .reap = redis_reap,
                                                 .event_fd = redis_event_fd,
                                                 .stats = redis_stats,
+                                                .about = redis_about,
                                                 .stop = redis_stop,
                                                 .destroy = redis_destroy};
 
@@ -506,6 +507,7 @@ int kvt_redis_open(const struct kvt_remote_params *params, const struct kvt_remo
     redis->log = params->log;
     redis->clock = kvt_clock_system();
     redis->ttl_ns = params->ttl_ns;
+    redis->about_wanted = params->about;
     redis->wake_fd = redis->done_fd = -1;
     (void)snprintf(redis->auth_file, sizeof(redis->auth_file), "%s",
                    params->auth_file ? params->auth_file : "");

@@ -4,6 +4,7 @@
  *   redis_nodes.c  nodes, where a key goes, redirections, the map of a cluster
  *   redis_conn.c   a connection: connect, TLS, bytes out and in
  *   redis_login.c  what it says first
+ *   redis_about.c  what the server says that it is
  *   redis_reply.c  commands as text, and what each reply means
  *   redis_purge.c  removal of a namespace: walks over all nodes
  *   redis_clean.c  each namespace within a size: walks over all nodes, by one of all clients
@@ -45,6 +46,7 @@
 #define REDIS_HOPS 5u /* redirections of one command */
 #define REDIS_OUT 16384u
 #define REDIS_IN 65536u
+#define REDIS_ABOUT 4096u    /* of INFO server, which has about 1,000 */
 #define REDIS_AGG (1u << 20) /* longest reply that is kept whole: SCAN, CLUSTER SLOTS */
 #define REDIS_TICK_NS INT64_C(5000000)
 #define REDIS_CONNECT_NS INT64_C(2000000000)
@@ -75,6 +77,7 @@ enum redis_kind {
     REDIS_READONLY,
     REDIS_ID,
     REDIS_FENCE,
+    REDIS_INFO,
     REDIS_PING
 };
 
@@ -117,7 +120,7 @@ struct redis_conn {
     char why[256]; /* it fails, as far as is known: what follows its node's name in a sentence */
     bool told;     /* that it failed, and why */
     struct redis_list queue, sent;
-    struct redis_op login[5];
+    struct redis_op login[6];
     uint64_t id; /* the server's number for it; 0: not told. LANE_WRITE only */
 
     char out[REDIS_OUT];
@@ -200,6 +203,9 @@ struct redis {
     struct redis_agg map_agg, scan_agg, clean_agg;
     struct redis_clean clean;
     bool auth_told, down_told, fence_told;
+    bool about_wanted, about_taken; /* the one answer to INFO that is kept, whoever gives it */
+    char about[REDIS_ABOUT];        /* read by others once about_ready is set */
+    _Atomic bool about_ready;
     int64_t error_tell_ns, down_tell_ns; /* no warning of an error, of a node, before */
 
     _Atomic uint64_t connects, losses, redirects, auth_fails, node_count, nodes_down;
@@ -285,6 +291,9 @@ bool redis_encode(struct redis *redis, struct redis_conn *conn, struct redis_op 
 bool redis_replies(struct redis *redis, struct redis_conn *conn);
 /* The body of a reply is complete. */
 void redis_body_end(struct redis *redis, struct redis_conn *conn);
+
+/* ---- redis_about.c: ops->about */
+void redis_about(struct kvt_remote *remote, char *text, size_t len);
 
 /* ---- redis_purge.c */
 void redis_purge_turn(struct redis *redis);

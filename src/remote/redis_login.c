@@ -1,7 +1,8 @@
-/* What a connection says first: AUTH, READONLY where replicas are read, and, where it writes,
- * CLIENT ID and the end of its predecessor (rule 5 of redis_impl.h); PING last, whose answer makes
- * it READY. All of it is sent at once; the answers are read in redis_reply.c. The password is read
- * from its file at each connect. Threads: the backend's. Blocks: for that file.
+/* What a connection says first: AUTH, READONLY where replicas are read, INFO where somebody wants
+ * to know what answers, and, where it writes, CLIENT ID and the end of its predecessor (rule 5 of
+ * redis_impl.h); PING last, whose answer makes it READY. All of it is sent at once; the answers are
+ * read in redis_reply.c. The password is read from its file at each connect. Threads: the
+ * backend's. Blocks: for that file.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -121,6 +122,8 @@ bool redis_log_in(struct redis *redis, struct redis_conn *conn)
                        number);
         login_say(redis, conn, 3, REDIS_FENCE, command);
     }
+    if (redis->about_wanted && conn->lane == LANE_ASK)
+        login_say(redis, conn, 5, REDIS_INFO, "*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n");
     login_say(redis, conn, 4, REDIS_PING, "*1\r\n$4\r\nPING\r\n");
     return true;
 }

@@ -213,6 +213,8 @@ static bool login_reply(struct redis *redis, struct redis_conn *conn, const stru
         conn->node->no_reads = conn->node->no_reads && head->type != '+';
         return true;
     }
+    if (op->kind == REDIS_INFO) /* this user may not ask */
+        return true;
     if (op->kind == REDIS_ID) {
         conn->id = head->type == ':' && head->number > 0 ? (uint64_t)head->number : 0;
         return true;
@@ -315,6 +317,13 @@ static void body_begin(struct redis *redis, struct redis_conn *conn, const struc
         conn->skip_left = 2;
         conn->body_good = true;
     }
+    if (op->kind == REDIS_INFO && !redis->about_taken) {
+        redis->about_taken = true;
+        conn->into = (uint8_t *)redis->about;
+        conn->into_left = KVT_MIN(len, sizeof(redis->about) - 1);
+        conn->skip_left = len - conn->into_left + 2;
+        conn->body_good = true;
+    }
     if (!op->req)
         return;
     if (op->kind == REDIS_PROBE && len == sizeof(struct kvt_record_header)) {
@@ -355,6 +364,11 @@ void redis_body_end(struct redis *redis, struct redis_conn *conn)
 
     conn->in_body = false;
     conn->into = NULL;
+    if (op->kind == REDIS_INFO) {
+        if (good) /* redis_about() looks at the text behind it */
+            atomic_store_explicit(&redis->about_ready, true, memory_order_release);
+        return;
+    }
     if (!op->req) /* who holds the lease; or nobody wants it any more */
         redis_op_end(redis, op, good || !op->clean ? 0 : KVT_E_MISS);
     else if (!good)

@@ -95,6 +95,9 @@ struct kvt_remote_ops {
     uint32_t (*reap)(struct kvt_remote *remote, struct kvt_remote_req **done, uint32_t max);
     int (*event_fd)(struct kvt_remote *remote); /* readable when there is something to reap; -1 */
     void (*stats)(struct kvt_remote *remote, struct kvt_remote_stats *stats); /* any thread */
+    /* What answers there, for people, where params.about asked for it: "Redis 7.0.15, one server".
+     * "": it has not told. NULL: there is nothing to tell. Any thread. */
+    void (*about)(struct kvt_remote *remote, char *text, size_t len);
     /* Everything under way ends now, and is not to be reaped. Blocks until nothing of the store's
      * is touched any more. */
     void (*stop)(struct kvt_remote *remote);
@@ -130,6 +133,7 @@ struct kvt_remote_params {
     uint64_t ns_cap_bytes;   /* of each namespace in it; 0: any */
     int64_t clean_period_ns; /* a test's hook; 0: as ever */
     int64_t ttl_ns;          /* records live so long; 0: as the server thinks, or for ever */
+    bool about;              /* ask a server what it is */
     bool look;               /* only look whether it could be opened here: nobody is connected to,
                                 nothing is made, *out stays NULL */
     struct kvt_log log;

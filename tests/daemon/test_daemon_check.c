@@ -17,6 +17,9 @@
 #include <unistd.h>
 
 #include "support/daemon_rig.h"
+#include "support/fake_redis.h"
+#include "support/loopback.h"
+#include "support/redis_rig.h"
 #include "support/run_tool.h"
 
 static struct daemon server;
@@ -182,7 +185,121 @@ static void roots_that_cannot_be(void **state)
     both_say("its parent directory does not exist", true);
 }
 
-/* Files that options of the shared tier name, and its directory. No server is asked. */
+/* ---- the shared tier's server ---- */
+
+static void remote_begin(const char *url, const char *more)
+{
+    char options[700];
+
+    snprintf(options, sizeof(options), "--dram 4MiB --fds-max 64 --remote %s%s", url, more);
+    daemon_init(&server, options);
+}
+
+/* What answers is told, and what is in the way, with the remedy; asked for by nobody --offline. */
+static void a_server_is_asked(void **state)
+{
+    static struct redis_rig redis;
+    char url[128], out[64];
+
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    redis_rig_start(&redis, "");
+    redis_rig_url(&redis, url, sizeof(url));
+    remote_begin(url, "");
+    check(&server);
+    if (run.code != 0 || !strstr(run.out, " answers: Redis ") || !strstr(run.out, "one server"))
+        fail_msg("%d: %s%s", run.code, run.out, run.err);
+    assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), 0); /* nothing was put */
+    redis_rig_cli(&redis, 0, "CONFIG SET requirepass first", out, sizeof(out));
+    check(&server);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "NOAUTH"));
+    assert_non_null(strstr(run.err, "set remote_auth=FILE"));
+    daemon_free(&server);
+    redis_rig_stop(&redis);
+    remote_begin(url, "");
+    check(&server);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, "Connection refused"));
+    daemon_free(&server);
+    remote_begin(url, " --offline");
+    check(&server);
+    assert_int_equal(run.code, 0);
+    assert_null(strstr(run.out, "answers"));
+}
+
+/* A user who may not ask what it is, or another kind of server. */
+static void answer_little(void *ctx, unsigned at, const char *words, char *out, size_t len)
+{
+    const char *info = ctx;
+
+    (void)at;
+    if (strncmp(words, "PING", 4) == 0)
+        snprintf(out, len, "+PONG\r\n");
+    else if (strncmp(words, "INFO server", 11) == 0 && info[0])
+        snprintf(out, len, "$%zu\r\n%s\r\n", strlen(info), info);
+    else if (strncmp(words, "INFO", 4) == 0)
+        snprintf(out, len, "-NOPERM this user has no permissions to run the 'info' command\r\n");
+    else if (strncmp(words, "GETRANGE", 8) == 0)
+        snprintf(out, len, "$0\r\n\r\n");
+    else
+        snprintf(out, len, "-ERR This instance has cluster support disabled\r\n");
+}
+
+static void servers_that_tell_little_or_other_things(void **state)
+{
+    static char infos[][200] = {
+        "",
+        "# Server\r\nredis_version:7.2.4\r\nvalkey_version:8.0.1\r\nredis_mode:standalone\r\n",
+        "# Server\r\nxredis_version:1\r\n",
+    };
+    static const char *const says[] = {"it does not tell what it is", "Valkey 8.0.1, one server",
+                                       "it does not tell what it is"};
+    char url[64];
+
+    (void)state;
+    for (size_t i = 0; i < sizeof(says) / sizeof(says[0]); i++) {
+        struct fake_redis *fake = fake_redis_start(1, answer_little, infos[i]);
+
+        snprintf(url, sizeof(url), "redis://127.0.0.1:%d", fake_redis_port(fake, 0));
+        remote_begin(url, "");
+        check(&server);
+        if (run.code != 0 || !strstr(run.out, says[i]))
+            fail_msg("%zu: %d: %s%s", i, run.code, run.out, run.err);
+        daemon_free(&server);
+        fake_redis_stop(fake);
+    }
+}
+
+/* It takes connections, and that is all: the check ends. */
+static void a_server_that_says_nothing(void **state)
+{
+    int port, fd = loopback_bind(&port);
+    char url[64];
+
+    (void)state;
+    assert_int_equal(listen(fd, 16), 0);
+    snprintf(url, sizeof(url), "redis://127.0.0.1:%d", port);
+    remote_begin(url, "");
+    check(&server);
+    assert_int_equal(run.code, 1);
+    assert_non_null(strstr(run.err, url));
+    close(fd);
+}
+
+static void offline_is_of_a_check(void **state)
+{
+    char program[600];
+
+    (void)state;
+    program_path(program, sizeof(program));
+    tool_run(&run, program, (const char *const[]){"kvtierd", "--offline", NULL}, NULL, NULL);
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "--offline is for --check"));
+}
+
+/* Files that options of the shared tier name, and its directory. */
 static void a_shared_tier_that_cannot_be(void **state)
 {
     static const char *const cases[][2] = {
@@ -306,6 +423,10 @@ int main(void)
         cmocka_unit_test_teardown(places_where_no_socket_can_be, tear_down),
         cmocka_unit_test_teardown(roots_that_cannot_be, tear_down),
         cmocka_unit_test_teardown(a_shared_tier_that_cannot_be, tear_down),
+        cmocka_unit_test_teardown(a_server_is_asked, tear_down),
+        cmocka_unit_test_teardown(servers_that_tell_little_or_other_things, tear_down),
+        cmocka_unit_test_teardown(a_server_that_says_nothing, tear_down),
+        cmocka_unit_test(offline_is_of_a_check),
         cmocka_unit_test_teardown(descriptors_that_are_too_few, tear_down),
         cmocka_unit_test_teardown(addresses_that_are_taken, tear_down),
         cmocka_unit_test_teardown(a_running_kvtierd_is_no_problem, tear_down),

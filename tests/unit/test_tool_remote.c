@@ -237,11 +237,41 @@ static void test_doctor_tries_a_server(void **state)
     redis_rig_url(&redis, where, sizeof(where));
     snprintf(config, sizeof(config), "remote=%s", where);
     assert_int_equal(doctor(config, "there in"), 0);
+    json_t *report = json_loads(run.out, 0, NULL), *shared_check = NULL, *each;
+    size_t at;
+    json_array_foreach(json_object_get(report, "checks"), at, each)
+    {
+        if (strcmp(json_string_value(json_object_get(each, "name")), "shared") == 0)
+            shared_check = each;
+    }
+    const char *server = json_string_value(json_object_get(shared_check, "server"));
+    assert_non_null(server);
+    assert_memory_equal(server, "Redis ", 6);
+    assert_non_null(strstr(server, ", one server"));
+    json_decref(report);
     assert_int_equal(redis_rig_number(&redis, 0, "DBSIZE"), 0);
+    TOOL("doctor", "--config", config, "--offline");
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "not looked at: --offline"));
     redis_rig_cli(&redis, 0, "CONFIG SET maxmemory 1", out, sizeof(out));
     assert_int_equal(doctor(config, where), 1); /* it answers, and takes nothing */
     redis_rig_cli(&redis, 0, "CONFIG SET requirepass first", out, sizeof(out));
     assert_int_equal(doctor(config, "NOAUTH"), 1);
+    redis_rig_stop(&redis);
+}
+
+static void test_doctor_tries_a_cluster(void **state)
+{
+    static struct redis_rig redis;
+    char where[300], config[340];
+
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    redis_rig_cluster(&redis, "");
+    redis_rig_url(&redis, where, sizeof(where));
+    snprintf(config, sizeof(config), "remote=%s,remote_write=off", where);
+    assert_int_equal(doctor(config, ", a cluster of "), 0);
     redis_rig_stop(&redis);
 }
 
@@ -309,6 +339,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_what_cannot_be_reached, begin, tear_down),
         cmocka_unit_test_setup_teardown(test_doctor_tries_it, begin, tear_down),
         cmocka_unit_test(test_doctor_tries_a_server),
+        cmocka_unit_test(test_doctor_tries_a_cluster),
         cmocka_unit_test(test_usage),
         cmocka_unit_test(test_a_server_with_a_password),
     };
