@@ -216,4 +216,9 @@ BUGS = [
     ("orphans_do_not_wait_for_their_parents", "src/store/l2_again.c",
      "return wanted(l2) && l2->again.fails < HOPE;", "return wanted(l2) && l2->again.fails > HOPE;",
      ["test_l2_again", "test_sim"]),
+    ("forked_child_keeps_the_lock", "src/io/io_files.c",
+     "        kvt_fork_add(&files->alone, &files->lock_fd);", "        (void)kvt_fork_add;",
+     ["test_fork_lives"]),
+    ("ring_takes_a_standard_number", "src/io/io_uring.c",
+     "    kvt_fd_hold(held);", "    held[0] = held[1] = held[2] = -1;", ["test_fd"]),
 ]
