@@ -9,10 +9,12 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/checked.h"
 #include "base/rng.h"
+#include "support/memory_help.h"
 
 static struct rig rig;
 static const char *self;
@@ -200,6 +202,7 @@ static void test_c31_resident_memory_stays_within_the_cap(void **state)
 {
     struct rig_shape shape = rig_shape_small(64);
     (void)state;
+    memory_small_pages();
     rig_init(&rig, &shape, "dram=70MiB,requests_max=16,request_blocks_max=256", NULL);
     rig_open(&rig);
     /* warm what is not the arena: the rings (they go round), stacks, the codec */
@@ -209,10 +212,10 @@ static void test_c31_resident_memory_stays_within_the_cap(void **state)
         if (i % 4 == 0)
             assert_true(rig_load(&rig, 1, 8, NULL) <= 8);
     }
-    uint64_t before = rig_resident_bytes();
+    uint64_t before = memory_resident_bytes();
     for (uint64_t seed = 1000; seed < 1000 + 64 * 300; seed += 64) /* 230 MB */
         (void)rig_store(&rig, seed, 64, 0, NULL);
-    uint64_t growth = rig_resident_bytes() - before;
+    uint64_t growth = memory_resident_bytes() - before;
     printf("           growth %.1f MiB\n", (double)growth / 1048576);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(growth <= UINT64_C(714) * 1048576 / 10);
@@ -222,24 +225,33 @@ static void test_c31_resident_memory_stays_within_the_cap(void **state)
     assert_true(rig_stat(&rig, "dram.bytes_used") > 50u << 20);
 }
 
+/* Of this process: on a busy machine others have the processor in between. */
+static int64_t processor_ns(void)
+{
+    struct timespec used;
+    assert_int_equal(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used), 0);
+    return used.tv_sec * INT64_C(1000000000) + used.tv_nsec;
+}
+
 static void test_c31_a_large_cache_opens_at_once(void **state)
 {
     struct rig_shape shape = rig_shape_small(4);
     (void)state;
+    memory_small_pages();
     rig_init(&rig, &shape, "dram=4GiB", NULL);
-    int64_t start = rig_now_ns();
-    uint64_t before = rig_resident_bytes();
+    uint64_t before = memory_resident_bytes();
+    int64_t start = processor_ns();
     rig_open(&rig);
-    int64_t took_ns = rig_now_ns() - start;
+    int64_t took_ns = processor_ns() - start;
 #if defined(__SANITIZE_THREAD__)
     took_ns = 0; /* its shadow memory takes the time */
 #endif
     assert_true(took_ns < 1000000000);
     assert_int_equal(rig_stat(&rig, "client.arena_bytes"), UINT64_C(4) << 30);
     printf("           resident after open: %.1f MiB\n",
-           (double)(rig_resident_bytes() - before) / 1048576);
+           (double)(memory_resident_bytes() - before) / 1048576);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    assert_true(rig_resident_bytes() - before < 32u << 20); /* all is touched as it fills */
+    assert_true(memory_resident_bytes() - before < 32u << 20); /* all is touched as it fills */
 #endif
 }
 

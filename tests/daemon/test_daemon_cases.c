@@ -43,14 +43,10 @@ static void engine_open(struct rig *one, const char *config)
 
 static void test_c36_memory_that_cannot_be_had_is_refused_at_the_start(void **state)
 {
-    int64_t start;
-
     (void)state;
     daemon_init(&server, "--dram 64MiB");
     server.fsize = 16u << 20;
-    start = rig_now_ns();
-    assert_int_equal(daemon_try(&server), 1);
-    assert_true(rig_now_ns() - start < INT64_C(3000000000)); /* 1 s on an idle machine */
+    assert_int_equal(daemon_try(&server), 1); /* it ends, instead of getting ready */
     assert_true(daemon_said(&server, "dram=64MiB"));
     assert_true(daemon_said(&server, "16MiB"));
     assert_int_equal(access(server.socket, F_OK), -1); /* no leftover */

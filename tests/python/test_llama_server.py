@@ -271,7 +271,10 @@ def test_a_restart_loads_the_prompt_from_disk(tmp_path):
         thread = threading.Thread(target=lambda: late.append(one.call(
             "POST", "/v1/completions", dict(prompt=prompt, max_tokens=20), headers)[0]))
         thread.start()
-        time.sleep(0.5)
+        end = time.monotonic() + 60
+        while not late and one.call("GET", "/stats", headers=headers)[1]["server.waiting"] == 0:
+            assert time.monotonic() < end
+            time.sleep(0.01)
         assert one.stop() == 0
         thread.join()
         assert late == [200]

@@ -503,16 +503,6 @@ unsigned rig_open_fds(void)
     return count;
 }
 
-uint64_t rig_resident_bytes(void)
-{
-    unsigned long size = 0, resident = 0;
-    FILE *file = fopen("/proc/self/statm", "r");
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "%lu %lu", &size, &resident), 2);
-    fclose(file);
-    return (uint64_t)resident * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 int64_t rig_now_ns(void)
 {
     struct timespec now;

@@ -109,7 +109,6 @@ void rig_stat_text(struct rig *rig, const char *name, char *out, size_t len);
 uint64_t rig_dir_bytes(const char *dir, unsigned *files);
 /* Open descriptors of this process; resident bytes. */
 unsigned rig_open_fds(void);
-uint64_t rig_resident_bytes(void);
 int64_t rig_now_ns(void);
 void rig_sleep_ms(unsigned ms);
 

@@ -24,6 +24,7 @@
 #include "base/rng.h"
 #include "client/client.h"
 #include "format/disk.h"
+#include "support/memory_help.h"
 
 #define CHAIN 64u
 #define CHAINS 4u
@@ -115,7 +116,7 @@ static struct held held_now(void)
 {
     struct mallinfo2 heap = mallinfo2();
     unsigned segments = segment_fds();
-    return (struct held){.resident = rig_resident_bytes() - arena_resident(),
+    return (struct held){.resident = memory_resident_bytes() - arena_resident(),
                          .heap = heap.uordblks + heap.hblkhd,
                          .fds = rig_open_fds() - segments,
                          .segments = segments,
@@ -239,9 +240,9 @@ static void little_beyond_dram_and_index(void **state)
     struct kvt_req *req;
     (void)state;
     rig_init(&rig, &shape, "dram=64MiB", "128MiB");
-    uint64_t before = rig_resident_bytes();
+    uint64_t before = memory_resident_bytes();
     rig_open(&rig);
-    uint64_t opened = rig_resident_bytes() - before - arena_resident();
+    uint64_t opened = memory_resident_bytes() - before - arena_resident();
     uint64_t index = rig_stat(&rig, "index.bytes");
     for (uint64_t chain = 1; chain <= (SANITIZED ? 50 : 600); chain++) {
         keys_make(keys, ids, chain);
@@ -249,7 +250,7 @@ static void little_beyond_dram_and_index(void **state)
         wait_for(kvt_load(rig.ns, rig.pool, keys, ids, CHAIN, NULL, &req), &req);
     }
     flush();
-    uint64_t full = rig_resident_bytes() - before - arena_resident();
+    uint64_t full = memory_resident_bytes() - before - arena_resident();
     printf("           beyond the arena: %.1f MiB after open, %.1f MiB when full; index %.2f MiB of"
            " it at most; arena %.1f MiB touched\n",
            mib(opened), mib(full), mib(index), mib(arena_resident()));
@@ -326,6 +327,7 @@ int main(int argc, char *argv[])
 {
     (void)argc;
     without_thread_caches(argv);
+    memory_small_pages();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(little_beyond_dram_and_index, tear_down),
         cmocka_unit_test_teardown(nothing_grows, tear_down),

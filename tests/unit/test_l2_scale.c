@@ -5,8 +5,6 @@
  * KVT_TEST_LONG. The open is timed and its memory measured; figures are printed. What the index
  * adds is in test_index (test_c84_million). */
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
 
 #include "support/store_help.h"
 
@@ -16,6 +14,7 @@
 #include "store/l2.h"
 #include "store/l2_survey.h"
 #include "support/l2_help.h"
+#include "support/memory_help.h"
 
 #define MIB (1ull << 20)
 
@@ -59,17 +58,6 @@ static struct kvt_l2 *open_log(struct kvt_io *io, uint64_t cap)
     assert_int_equal(kvt_l2_open(&params, &l2, &next), 0);
     assert_true(next > seen.count);
     return l2;
-}
-
-static uint64_t resident_bytes(void)
-{
-    FILE *f = fopen("/proc/self/statm", "r");
-    unsigned long size = 0, resident = 0;
-
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%lu %lu", &size, &resident), 2);
-    fclose(f);
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 static void write_at(struct kvt_io *io, int file, uint64_t page, const void *bytes, size_t len)
@@ -195,11 +183,12 @@ static void test_c84_many_records_open_quickly(void **state)
     count = fill(io);
     assert_true(count >= wanted);
     memset(&seen, 0, sizeof seen);
-    before = resident_bytes();
+    memory_small_pages();
+    before = memory_resident_bytes();
     start = kvt_clock_now(&clock);
     l2 = open_log(io, cap);
     elapsed = kvt_clock_now(&clock) - start;
-    after = resident_bytes();
+    after = memory_resident_bytes();
     assert_int_equal(seen.count, count);
     assert_int_equal(seen.bad, 0);
     assert_int_equal(seen.sequence_sum, count * (count + 1) / 2);

@@ -13,6 +13,7 @@
 #include "kvtier/error.h"
 #include "store/policy.h"
 #include "store/slots.h"
+#include "support/memory_help.h"
 
 #define KIB 1024u
 #define MIB (1024u * 1024u)
@@ -23,18 +24,6 @@ static void expect_sound(const struct kvt_slots *slots)
 
     if (kvt_slots_check(slots, why, sizeof(why)) != 0)
         fail_msg("%s", why);
-}
-
-/* Memory of our own: pages of files, which come in as code is first run, do not count. */
-static uint64_t rss_bytes(void)
-{
-    unsigned long long pages = 0, resident = 0, shared = 0;
-    FILE *file = fopen("/proc/self/statm", "r");
-
-    assert_non_null(file);
-    assert_int_equal(fscanf(file, "%llu %llu %llu", &pages, &resident, &shared), 3);
-    fclose(file);
-    return (resident - shared) * 4096;
 }
 
 /* C32 on the allocator alone: what does not fit makes room by releasing random others, as eviction
@@ -51,6 +40,7 @@ static void test_c32_random(void **state)
     struct kvt_slots slots;
 
     (void)state;
+    memory_small_pages();
     assert_int_equal(kvt_slots_init(&slots, pages, 0, 2 * LIVE_MAX + 2, 0), 0);
     for (uint32_t step = 0; step < 1000000; step++) {
         uint32_t bytes = sizes[kvt_rng_below(&rng, 3)];
@@ -80,10 +70,10 @@ static void test_c32_random(void **state)
         if (step % 100000 == 0)
             expect_sound(&slots);
         if (step == 100000)
-            rss = rss_bytes();
+            rss = memory_own_bytes();
     }
     printf("           %u evictions for 10^6 operations\n", evicted);
-    assert_true(rss_bytes() < rss + rss / 50 + 64 * KIB);
+    assert_true(memory_own_bytes() < rss + rss / 50 + 64 * KIB);
     while (count)
         assert_true(kvt_slot_move(&slots, live[--count], KVT_SLOT_FREE));
     assert_int_equal(slots.arena.regions[KVT_REGION_CACHE].free_pages, pages);
