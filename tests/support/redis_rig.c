@@ -5,10 +5,12 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,21 +53,50 @@ static bool may_bind(int port)
     return free_now;
 }
 
-/* A port that is free, and the one of the cluster's bus, 10,000 above it, too. Each process looks
- * at another place, below what the kernel gives to clients: tests run side by side, and between
- * this and the server's own bind() nobody else is to take it. */
-static int free_port(void)
+/* A name of the kernel's that one process at a time can have. Tests run side by side, and until the
+ * server has bound its port another one would find it free, and then talk with this one's server. A
+ * descriptor; -1: somebody has it. */
+static int claim(int port)
+{
+    struct sockaddr_un at = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int len = snprintf(at.sun_path + 1, sizeof(at.sun_path) - 1, "kvtier-test-port-%d", port);
+
+    assert_true(fd >= 0);
+    if (bind(fd, (struct sockaddr *)&at,
+             (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len)) == 0)
+        return fd;
+    close(fd);
+    return -1;
+}
+
+static void unclaim(struct redis_rig *rig, unsigned node)
+{
+    for (int i = 0; i < 2; i++)
+        if (rig->claims[node][i] > 0)
+            close(rig->claims[node][i]);
+    memset(rig->claims[node], 0, sizeof(rig->claims[node]));
+}
+
+/* A port that is free, and the one of the cluster's bus, 10,000 above it, too; both are the node's
+ * until it is stopped. Below what the kernel gives to clients; each process begins elsewhere. */
+static void take_port(struct redis_rig *rig, unsigned node)
 {
     static int next;
 
-    for (int tries = 0; tries < 1000; tries++) {
-        int port = 10000 + ((int)getpid() * 16 + next++) % 12000;
+    for (int tries = 0; tries < 12000; tries++) {
+        int port = 10000 + (int)((getpid() * 16L + next++) % 12000);
 
-        if (may_bind(port) && may_bind(port + 10000))
-            return port;
+        rig->claims[node][0] = claim(port);
+        rig->claims[node][1] = claim(port + 10000);
+        if (rig->claims[node][0] > 0 && rig->claims[node][1] > 0 && may_bind(port) &&
+            may_bind(port + 10000)) {
+            rig->ports[node] = port;
+            return;
+        }
+        unclaim(rig, node);
     }
     fail_msg("no free ports");
-    return 0;
 }
 
 static const char *host_of(const struct redis_rig *rig, unsigned node)
@@ -156,7 +187,7 @@ static void start(struct redis_rig *rig, unsigned count, const char *options,
     snprintf(rig->options, sizeof(rig->options), "%s", options);
     rig_dir_make(rig->dir, sizeof(rig->dir));
     for (unsigned i = 0; i < count; i++) {
-        rig->ports[i] = free_port();
+        take_port(rig, i);
         redis_rig_run(rig, i);
     }
 }
@@ -184,7 +215,7 @@ bool redis_rig_tls(struct redis_rig *rig, const char *options)
              "--port 0 --tls-cert-file %s/cert.pem --tls-key-file %s/key.pem "
              "--tls-ca-cert-file %s/cert.pem --tls-auth-clients no %s",
              rig->dir, rig->dir, rig->dir, options);
-    rig->ports[0] = free_port();
+    take_port(rig, 0);
     redis_rig_run(rig, 0);
     return true;
 }
@@ -258,8 +289,10 @@ void redis_rig_freeze(struct redis_rig *rig, unsigned node, bool on)
 
 void redis_rig_stop(struct redis_rig *rig)
 {
-    for (unsigned i = 0; i < rig->count; i++)
+    for (unsigned i = 0; i < rig->count; i++) {
         redis_rig_kill(rig, i);
+        unclaim(rig, i);
+    }
     if (rig->dir[0])
         rig_dir_remove(rig->dir);
     memset(rig, 0, sizeof(*rig));

@@ -19,8 +19,9 @@ struct redis_rig {
     char dir[128];
     unsigned count;
     int ports[REDIS_RIG_NODES];
-    pid_t pids[REDIS_RIG_NODES]; /* 0: does not run */
-    char options[1024];          /* of each server, besides port and directory */
+    int claims[REDIS_RIG_NODES][2]; /* descriptors: no other test takes these ports */
+    pid_t pids[REDIS_RIG_NODES];    /* 0: does not run */
+    char options[1024];             /* of each server, besides port and directory */
     bool cluster, tls;
     const struct net_rig *net; /* NULL: on loopback */
     char password[64];         /* that redis_rig_cli() logs in with; "": none */
