@@ -22,7 +22,7 @@ def socket(tmp_path):
     path = tmp_path / "kvtier.sock"
     process = subprocess.Popen([sys.executable, "-m", "kvtier", "daemon", "--socket", path, "--dram",
                                 "64MiB"], stderr=subprocess.PIPE, text=True)
-    for _ in range(1000):
+    for _ in range(6000):
         if path.exists() or process.poll() is not None:
             break
         time.sleep(0.01)

@@ -34,7 +34,7 @@ class Daemon:
             [KVTIERD, "--socket", self.socket, "--dram", "64MiB", "--disk", f"{folder}/kv:1GiB",
              "--scrub", "off"],
             stderr=subprocess.PIPE, text=True)
-        for _ in range(1000):
+        for _ in range(6000):
             if self.socket.exists() or self.process.poll() is not None:
                 break
             time.sleep(0.01)
