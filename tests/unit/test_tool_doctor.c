@@ -122,8 +122,7 @@ static void test_options_that_do_not_fit(void **state)
     assert_int_equal(run.code, 0); /* a warning is no failure */
     assert_string_equal(text(find(report, "dram"), "state"), "warn");
     assert_string_equal(text(find(report, "root"), "state"), "warn");
-    assert_non_null(
-        strstr(text(find(report, "root"), "detail"), "more than there is room for"));
+    assert_non_null(strstr(text(find(report, "root"), "detail"), "more than there is room for"));
     json_decref(report);
     struct statvfs fs;
     assert_int_equal(statvfs(dir, &fs), 0);
