@@ -136,17 +136,6 @@ static void need_kernels(void)
         skip();
 }
 
-static void test_build_without_kernels(void **state)
-{
-    struct kvt_gpu *gpu;
-    char reason[200];
-    (void)state;
-    if (kvt_gpu_kernels_built())
-        skip();
-    assert_int_equal(open_fake(&gpu, reason, sizeof(reason)), KVT_E_UNSUPPORTED);
-    assert_non_null(strstr(reason, "no GPU kernels in this build"));
-}
-
 static void test_open_close(void **state)
 {
     struct kvt_gpu *gpu;
@@ -719,7 +708,6 @@ int main(void)
         cmocka_unit_test_setup(test_missing_symbols, api_fake_reset),
         cmocka_unit_test_setup(test_driver_does_not_start, api_fake_reset),
         cmocka_unit_test_setup(test_status_of_results, api_fake_reset),
-        cmocka_unit_test_setup(test_build_without_kernels, api_fake_reset),
         cmocka_unit_test_setup(test_open_close, api_fake_reset),
         cmocka_unit_test_setup(test_open_refusals, api_fake_reset),
         cmocka_unit_test_setup(test_open_failures, api_fake_reset),

@@ -25,6 +25,19 @@ static long long number(const json_t *object, const char *name)
     return json_integer_value(value);
 }
 
+/* Other tests of the fake driver bring a table of kernels along (CMakeLists.txt). */
+static void test_build_without_kernels(void **state)
+{
+    struct kvt_gpu *gpu;
+    struct kvt_gpu_opts opts = {.library = KVT_FAKE_CUDA};
+    char reason[200];
+    (void)state;
+    if (kvt_gpu_kernels_built())
+        skip();
+    assert_int_equal(kvt_gpu_open(&opts, &gpu, reason, sizeof(reason)), KVT_E_UNSUPPORTED);
+    assert_non_null(strstr(reason, "no GPU kernels in this build"));
+}
+
 static void test_sessions(void **state)
 {
     static const char *const names[] = {"l0", "dram", "mixed", "disk", "recomputed"};
@@ -121,7 +134,8 @@ static void test_no_gpu(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sessions), cmocka_unit_test(test_sessions_cut_short),
-        cmocka_unit_test(test_bench_layers), cmocka_unit_test(test_no_gpu)};
+        cmocka_unit_test(test_build_without_kernels), cmocka_unit_test(test_sessions),
+        cmocka_unit_test(test_sessions_cut_short), cmocka_unit_test(test_bench_layers),
+        cmocka_unit_test(test_no_gpu)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
