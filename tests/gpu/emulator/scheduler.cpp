@@ -298,14 +298,15 @@ static void end_block(Block &block)
     block.at_work = false;
 }
 
-/* Each thread of the warp that can run does, once. How many did. */
-static unsigned pass(Warp &warp)
+/* Each thread of the warp that can run does, once; of the lanes in `mask`. How many did. */
+static unsigned pass(Warp &warp, uint32_t mask)
 {
     unsigned ran = 0, word = random_word();
     for (unsigned i = 0; i < LANES && !launch->broken; i++) {
         unsigned lane = ((i ^ word) * (word >> 5 | 1u) + (word >> 10)) % LANES;
         Thread &thread = warp.threads[lane];
-        if (thread.over || (thread.await != nullptr && *thread.await < thread.want))
+        if (!(mask >> lane & 1u) || thread.over ||
+            (thread.await != nullptr && *thread.await < thread.want))
             continue;
         thread.await = nullptr;
         launch->now = &thread;
@@ -331,8 +332,13 @@ static unsigned go_round()
         Warp &warp = block.warps[order[i] % launch->warps];
         if (!block.at_work || warp.over == LANES)
             continue;
+        if (random_word() % 4 == 0) { /* one row's lanes run ahead, as far as they can */
+            uint32_t row = 15u << random_word() % 8 * 4;
+            for (unsigned more = 1; more > 0 && !launch->broken;)
+                ran += more = pass(warp, row);
+        }
         for (unsigned left = 1 + random_word() % 16, more = 1; left > 0 && more > 0; left--)
-            ran += more = pass(warp);
+            ran += more = pass(warp, ~0u);
     }
     return ran;
 }
