@@ -106,6 +106,10 @@ int64_t kvt_l3_ttl(const struct kvt_store *store, uint32_t ns);
 __attribute__((warn_unused_result)) bool
 kvt_l3_submit(struct kvt_store *store, struct kvt_remote_req *req, int64_t deadline_ns);
 
+/* ---- store_remote_put.c */
+/* A purge of it has not got there yet. O(keys of the purges under way). */
+bool kvt_l3_dropping(const struct kvt_store *store, const struct kvt_full_key *key);
+
 /* ---- store_remote_known.c */
 struct kvt_known *kvt_l3_known_find(struct kvt_store *store, struct kvt_fp fp);
 void kvt_l3_known_set(struct kvt_store *store, struct kvt_fp fp, enum kvt_known_state state,

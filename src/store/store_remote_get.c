@@ -21,7 +21,8 @@ bool kvt_l3_has(struct kvt_store *store, const struct kvt_load *load,
     uint32_t entry;
     const struct kvt_known *k;
 
-    if (!store->remote || kvt_namespace_at(&store->spaces, load->ns)->purging)
+    if (!store->remote || kvt_namespace_at(&store->spaces, load->ns)->purging ||
+        kvt_l3_dropping(store, full))
         return false;
     entry = kvt_entry_find(store, full);
     if (entry != KVT_INDEX_NONE) {

@@ -102,6 +102,8 @@ void kvt_l3_learn(struct kvt_store *store, uint32_t ns, const struct kvt_full_ke
     const struct kvt_record_header *header = &found->header;
     uint8_t map = 0;
 
+    if (kvt_l3_dropping(store, key))
+        return;
     if (found->status == KVT_E_MISS) {
         kvt_l3_known_set(store, fp, KVT_KNOWN_ABSENT, 0, 0);
         return;

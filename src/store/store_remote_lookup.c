@@ -20,6 +20,7 @@ static bool wants_asking(struct kvt_store *store, const struct kvt_msg_keys *req
 {
     uint32_t entry = store->found[i];
     const struct kvt_known *k;
+    struct kvt_full_key full;
 
     *more = true;
     if (entry != KVT_INDEX_NONE) {
@@ -30,7 +31,8 @@ static bool wants_asking(struct kvt_store *store, const struct kvt_msg_keys *req
             return false;
         }
     }
-    if (kvt_namespace_at(&store->spaces, ns)->purging) {
+    kvt_key_full(store, ns, &request->keys[i], &full);
+    if (kvt_namespace_at(&store->spaces, ns)->purging || kvt_l3_dropping(store, &full)) {
         *more = false;
         return false;
     }

@@ -5,6 +5,9 @@
  * found damaged there is replaced as soon as it has been computed: that it was asked for is its
  * second use, and nobody has any of it before. Queued
  * blocks are not pinned: one that has left DRAM meanwhile is passed over.
+ *
+ * From a PURGE on until its DROP has ended, what it names is neither asked for nor read there: it
+ * would be a block of this store again, above the purge's bound, when the answer says it is gone.
  * Threads: the store's owner. Allocates nothing.
  */
 #include <errno.h>
@@ -181,6 +184,28 @@ static bool put_meant(const struct kvt_store *store, const struct kvt_remote_pur
             return true;
         for (uint32_t k = 0; drop->req.op == KVT_REMOTE_DROP && k < drop->req.count; k++)
             if (memcmp(&put->key, &drop->keys[k], sizeof(put->key)) == 0)
+                return true;
+    }
+    return false;
+}
+
+static bool same_key(const struct kvt_full_key *a, const struct kvt_full_key *b)
+{
+    return memcmp(a->hash, b->hash, sizeof(a->hash)) == 0 && memcmp(a, b, sizeof(*a)) == 0;
+}
+
+bool kvt_l3_dropping(const struct kvt_store *store, const struct kvt_full_key *key)
+{
+    for (uint32_t i = 0; i < KVT_STORE_PURGES; i++) {
+        const struct kvt_remote_purge *drop = &store->remote->purges[i];
+
+        if (drop->state != KVT_DROP_WAITS && drop->state != KVT_DROP_GOES)
+            continue;
+        if (drop->req.op == KVT_REMOTE_DROP_NS &&
+            memcmp(key->ns, drop->keys[0].ns, KVT_NS_BYTES) == 0)
+            return true;
+        for (uint32_t k = 0; drop->req.op == KVT_REMOTE_DROP && k < drop->req.count; k++)
+            if (same_key(key, &drop->keys[k]))
                 return true;
     }
     return false;

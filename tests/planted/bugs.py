@@ -221,4 +221,12 @@ BUGS = [
      ["test_fork_lives"]),
     ("ring_takes_a_standard_number", "src/io/io_uring.c",
      "    kvt_fd_hold(held);", "    held[0] = held[1] = held[2] = -1;", ["test_fd"]),
+    ("purged_keys_are_asked_for_there", "src/store/store_remote_lookup.c",
+     "->purging || kvt_l3_dropping(store, &full)) {", "->purging) {",
+     ["test_store_remote"]),
+    ("purged_blocks_are_read_there", "src/store/store_remote_get.c",
+     "->purging ||\n        kvt_l3_dropping(store, full))", "->purging)",
+     ["test_store_remote", "test_sim"]),
+    ("late_answers_teach_what_is_purged", "src/store/store_remote_known.c",
+     "    if (kvt_l3_dropping(store, key))\n        return;\n", "", ["test_store_remote"]),
 ]

@@ -154,12 +154,17 @@ static void carry_out(struct mem_remote *remote, struct kvt_remote_req *req)
 static uint32_t mem_reap(struct kvt_remote *self, struct kvt_remote_req **done, uint32_t max)
 {
     struct mem_remote *remote = of(self);
+    struct kvt_remote_req **link = &remote->queue;
     uint32_t count = 0;
 
-    while (remote->queue && count < max && !remote->hold) {
-        struct kvt_remote_req *req = remote->queue;
+    while (*link && count < max && !remote->hold) {
+        struct kvt_remote_req *req = *link;
 
-        remote->queue = req->next;
+        if (remote->hold_drops && req->op >= KVT_REMOTE_DROP) {
+            link = &req->next;
+            continue;
+        }
+        *link = req->next;
         carry_out(remote, req);
         done[count++] = req;
     }

@@ -26,10 +26,11 @@ struct mem_remote { /* one machine's way to it */
     struct kvt_remote remote;
     struct mem_tier *tier;
     struct kvt_remote_req *queue, *last;
-    bool hold;      /* nothing completes */
-    bool refuse;    /* submit says -EAGAIN */
-    int fail;       /* every request ends with this */
-    uint32_t flips; /* bytes of the next GETs that are wrong: one each */
+    bool hold;       /* nothing completes */
+    bool hold_drops; /* none of these does */
+    bool refuse;     /* submit says -EAGAIN */
+    int fail;        /* every request ends with this */
+    uint32_t flips;  /* bytes of the next GETs that are wrong: one each */
     uint32_t probes, probed, gets, puts, drops; /* requests carried out; keys probed */
     int64_t ttl_ns[KVT_REMOTE_PUT + 1];         /* by operation: what the last one said */
     bool stopped;

@@ -875,6 +875,107 @@ static void test_a_purge_during_a_read(void **state)
     assert_int_equal(found(1, 4, NULL), 0);
 }
 
+/* While a purge is on its way there, what it names is not had from there again: it would be here,
+ * younger than the purge, when the answer says that it is gone. Whole: of the namespace. */
+static void purged_and_asked_for(bool whole)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    _Alignas(8) uint8_t message[sizeof(struct kvt_msg_keys) + 4 * sizeof(struct kvt_msg_key)] = {0};
+    struct kvt_msg_keys *purge = (struct kvt_msg_keys *)(void *)message;
+    uint64_t numbers[CHAIN], asked;
+
+    elsewhere(1, CHAIN);
+    begin(&o);
+    remote.hold_drops = true;
+    purge->msg.bytes = (uint32_t)(whole ? sizeof(*purge) : sizeof(message));
+    purge->msg.op = KVT_OP_PURGE;
+    purge->msg.cookie = 70;
+    purge->msg.ns = ns;
+    purge->msg.count = whole ? 0 : 4;
+    for (uint32_t i = 0; !whole && i < 4; i++)
+        purge->keys[i] = rig_key(3 + i);
+    assert_int_equal(rig_send(&rig, 1, purge), 0);
+    rig_settle(&rig);
+    assert_null(rig_reply(&rig, 70));
+    asked = remote.probed;
+    assert_int_equal(found(1, CHAIN, NULL), whole ? 0 : 2);
+    assert_int_equal(remote.probed - asked, whole ? 0 : 2);
+    numbers_from(1, CHAIN, numbers);
+    (void)rig_acquire(&rig, 1, ns, numbers, CHAIN, 0, INT64_MAX);
+    (void)rig_acquire(&rig, 1, ns, &numbers[2], 1, 0, INT64_MAX);
+    rig_settle(&rig);
+    assert_int_equal(rig_stats(&rig).load_granted_remote, whole ? 0 : 2);
+    assert_int_equal(rig_stats(&rig).load_miss, whole ? CHAIN + 1 : CHAIN - 2 + 1);
+    assert_null(rig_reply(&rig, 70));
+    remote.hold_drops = false;
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, 70));
+    assert_int_equal(rig_reply(&rig, 70)->status, 0);
+    assert_int_equal(tier.count, whole ? 0 : CHAIN - 4);
+    assert_int_equal(found(1, CHAIN, NULL), whole ? 0 : 2);
+    assert_int_equal(get(1, CHAIN), whole ? 0 : 2);
+    rig_close(&rig);
+    mem_tier_free(&tier);
+}
+
+static void test_a_purge_is_not_undone_by_a_load(void **state)
+{
+    (void)state;
+    purged_and_asked_for(false);
+    purged_and_asked_for(true);
+}
+
+/* A question that was asked before the purge, and is answered while it is on its way. */
+static void test_a_purge_during_a_lookup(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    uint64_t cookie;
+
+    (void)state;
+    elsewhere(1, 1);
+    begin(&o);
+    remote.hold = remote.hold_drops = true;
+    cookie = send_lookup(1, 1);
+    assert_null(rig_reply(&rig, cookie));
+    (void)send_purge(70);
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, cookie));
+    assert_int_equal(rig_reply(&rig, cookie)->status, 0);
+    assert_null(rig_reply(&rig, 70));
+    remote.hold_drops = false;
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, 70));
+    assert_int_equal(rig_reply(&rig, 70)->status, 0);
+    assert_int_equal(get(1, 1), 0);
+}
+
+/* What a put that was waited for has brought there is not loaded from there before the DROP. */
+static void test_a_load_between_a_put_and_its_purge(void **state)
+{
+    struct rig_options o = options(KVT_REMOTE_WRITE_ALL);
+    uint64_t one = 1;
+
+    (void)state;
+    begin(&o);
+    remote.hold = remote.hold_drops = true;
+    assert_int_equal(put(1, 4), 4);
+    rig_settle(&rig);
+    (void)send_purge(70);
+    remote.hold = false;
+    rig_settle(&rig);
+    assert_int_equal(tier.count, 4);
+    (void)rig_acquire(&rig, 1, ns, &one, 1, 0, INT64_MAX);
+    rig_settle(&rig);
+    assert_int_equal(rig_stats(&rig).load_miss, 1);
+    assert_int_equal(remote.gets, 0);
+    remote.hold_drops = false;
+    rig_settle(&rig);
+    assert_non_null(rig_reply(&rig, 70));
+    assert_int_equal(rig_reply(&rig, 70)->status, 4);
+    assert_int_equal(tier.count, 0);
+}
+
 /* What a namespace says of how long its blocks live goes with them, and with what asks for them;
  * one that says nothing leaves it to the tier. */
 static void test_a_namespace_takes_its_time_to_live_along(void **state)
@@ -945,6 +1046,9 @@ int main(void)
         cmocka_unit_test_teardown(test_a_purge_of_a_tier_that_hangs, tear_down),
         cmocka_unit_test_teardown(test_a_purge_that_takes_long, tear_down),
         cmocka_unit_test_teardown(test_a_purge_during_a_read, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_is_not_undone_by_a_load, tear_down),
+        cmocka_unit_test_teardown(test_a_purge_during_a_lookup, tear_down),
+        cmocka_unit_test_teardown(test_a_load_between_a_put_and_its_purge, tear_down),
         cmocka_unit_test_teardown(test_a_namespace_takes_its_time_to_live_along, tear_down),
     };
 
