@@ -14,6 +14,12 @@
  *   sim_limits.c   quotas and times to live of namespaces
  *   sim_late.c     a root that somebody else holds when the store opens, and that comes later
  *   sim_check.c    invariants after every recovery
+ *   sim_direct.c   a client that reads records where they lie on disk
+ *   sim_rude.c     clients that break off in the middle of things
+ *   sim_net.h      several machines over one shared tier
+ *
+ * A seed's further choices (machines, direct loads, rude clients) come from a second stream of
+ * numbers, so that a seed that has none of them is what it was before they came.
  *
  * Drives: fault_io over power_io over memory, so that completions come late and in any order, fail
  * or lie, and a loss of power leaves any part of what was not synced.
@@ -43,7 +49,10 @@ enum {
     SIM_HELD = 512,
     SIM_LOADS = 24,
     SIM_WAITS = 32,
-    SIM_KINDS = 19, /* of faults */
+    SIM_KINDS = 19,     /* of faults */
+    SIM_NET_KINDS = 23, /* of the shared tier's */
+    SIM_ASKED = 17,     /* look-ups that wait for the shared tier, and one that is sent */
+    SIM_DIRECTS = 256,
 };
 #define SIM_ARENA_MAX (2u << 20)
 #define SIM_RECORD_PAGES_MAX 48u
@@ -69,6 +78,7 @@ struct sim_block {
     uint8_t may;           /* bit i: the record under sim_maps[i] may be seen */
     uint8_t ever;          /* the same, purges not counted: what a drive that lied may bring back */
     uint64_t committed[3]; /* when it last was, by map; an operation's number */
+    uint64_t arrived[3];   /* the same; but when it was asked for, where it is another machine's */
     uint64_t last_commit;
     uint64_t durable; /* when the flush was sent that acknowledged it; 0: none holds */
     int64_t used_ns;  /* when anybody last named it, or this life began */
@@ -95,6 +105,21 @@ struct sim_load {
     uint32_t index[SIM_PIECE];
     uint32_t dead; /* bit i: had expired when it was asked for */
     uint64_t op;
+    int64_t end_ns; /* its deadline */
+};
+
+struct sim_asked { /* a LOOKUP that is answered later; cookie 0: free */
+    uint64_t cookie, op;
+    uint32_t ns, first, n, dead;
+    int64_t since_ns, end_ns;
+};
+
+struct sim_direct { /* a record that its client reads on disk */
+    uint32_t client, ns, index, map, slot, generation;
+    uint32_t root, segment, bytes, purges;
+    uint64_t offset;
+    bool orphan; /* the store that granted it is gone */
+    int status;  /* of the last read */
 };
 
 struct sim_held {
@@ -121,7 +146,11 @@ struct sim_counts {
     uint64_t unsynced, refused, deaths, faults, sticky;
     uint64_t quotas, given_up, expired, joined, unread;
     uint64_t struck[SIM_KINDS]; /* operations that went wrong, by kind of fault */
+    uint64_t shared, put, fetched, reached, direct, rude;
+    uint64_t net[SIM_NET_KINDS];
 };
+
+struct sim_net;
 
 struct sim {
     uint64_t seed;
@@ -158,11 +187,27 @@ struct sim {
     struct kvt_lookup_entry looked[SIM_PIECE];
     uint32_t looked_count;
     int32_t status; /* of the last direct answer */
+    /* what a seed has besides: sim_net.h, sim_direct.c, sim_rude.c */
+    struct kvt_rng more;
+    struct sim_net *net; /* NULL: one machine, and no shared tier */
+    uint32_t number;     /* of this machine */
+    uint32_t left;       /* operations of this life */
+    int64_t jumped_ns;   /* that the store did not run: the machine was slow, not the tier */
+    struct sim_asked asked[SIM_ASKED];
+    struct sim_asked wanted; /* has been looked up, is to be loaded */
+    uint64_t grants;         /* of this life */
+    bool reads, rude, cut;   /* cut: a message that is not whole is being handled */
+    struct sim_direct directs[SIM_DIRECTS];
+    uint32_t direct_count;
+    struct sim_fill parted[SIM_FILLS]; /* of clients that have broken off */
+    uint32_t parted_count, gone_count;
+    uint32_t gone[SIM_FILLS]; /* clients that have, and live */
     struct sim_counts counts;
     char why[512]; /* fsck's first problem */
 };
 
 extern const uint8_t sim_maps[3];
+uint32_t sim_map_index(uint8_t map); /* in sim_maps; 3: it is not there */
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SIM_SANITIZED 1
@@ -180,6 +225,7 @@ struct sim_run {
     const char *practice; /* of support/practice.h */
     const char *program;
     bool all_faults;   /* a run of many seeds must have met every kind of fault */
+    bool more;         /* some seeds have several machines, or clients that read drives */
     uint64_t seeds;    /* KVT_SIM_SEEDS says otherwise */
     uint64_t repeated; /* of them run twice */
     void (*one)(struct sim *sim);
@@ -201,7 +247,9 @@ void sim_log(struct sim *sim, uint64_t what, uint64_t value);
 /* With KVT_SIM_LOG only; not in the hash. */
 __attribute__((format(printf, 2, 3))) void sim_tell(struct sim *sim, const char *format, ...);
 uint32_t sim_roll(struct sim *sim, uint32_t bound);
-void sim_start(struct sim *sim, uint64_t seed, uint8_t *arena);
+/* like: a machine that has the same namespaces; NULL: none. */
+void sim_start(struct sim *sim, uint64_t seed, uint8_t *arena, const struct sim *like);
+uint32_t sim_more(struct sim *sim, uint32_t bound); /* of the second stream */
 void sim_stop(struct sim *sim);
 /* Let the store and its drives work for that long. */
 void sim_advance(struct sim *sim, int64_t ns);
@@ -209,7 +257,8 @@ void sim_advance(struct sim *sim, int64_t ns);
 void sim_settle(struct sim *sim);
 /* One life: open the store over the drives as they are. 0, or the store's error. */
 int sim_open(struct sim *sim);
-void sim_close(struct sim *sim);                        /* orderly */
+void sim_close(struct sim *sim);   /* orderly */
+void sim_settled(struct sim *sim); /* everybody leaves, all is answered, nothing is held */
 void sim_die(struct sim *sim, enum power_loss loss);    /* the store is gone, the power may be */
 struct kvt_io *sim_medium(struct sim *sim, uint32_t i); /* below the faults */
 void sim_new_disk(struct sim *sim, uint32_t i);
@@ -227,6 +276,9 @@ void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg);
 void sim_clients_start(struct sim *sim); /* of a new life: namespaces are opened */
 void sim_clients_die(struct sim *sim);   /* all of them, and nobody notices */
 void sim_everybody_leaves(struct sim *sim);
+void sim_forget_client(struct sim *sim, uint32_t client); /* what it holds and waits for */
+int sim_send_cut(struct sim *sim); /* a message that is not whole; what the store makes of it */
+void sim_give_back(struct sim *sim, uint32_t client, const struct kvt_slot_ref *ref);
 /* Tier of a block; map: which one is seen. */
 uint8_t sim_look(struct sim *sim, uint32_t ns, uint32_t index, uint8_t *map);
 /* Load one block, now: 0 exact, or its status. */
@@ -242,6 +294,10 @@ int sim_judge(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, const 
               uint32_t bytes, uint64_t checksum);
 void sim_seen(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uint8_t min);
 void sim_committed(struct sim *sim, const struct sim_fill *fill);
+void sim_full_key(uint32_t ns, uint32_t index, struct kvt_full_key *full);
+/* From the shared tier; origin: sim_net.h; asked: the operation that asked for it, and its time. */
+void sim_fetched(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uint64_t origin,
+                 uint64_t asked, int64_t asked_ns);
 void sim_purge_sent(struct sim *sim, const struct sim_wait *wait);
 void sim_purge_refused(struct sim *sim, const struct sim_wait *wait);
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
@@ -271,7 +327,42 @@ void sim_late_purged(struct sim *sim, struct sim_block *block, uint8_t before);
 void sim_late_begin(struct sim *sim); /* of a life */
 void sim_late_end(struct sim *sim);
 
+/* sim_direct.c */
+void sim_direct_granted(struct sim *sim, uint32_t client, const struct sim_load *load,
+                        const struct kvt_msg_grant *grant, uint32_t map);
+void sim_direct_step(struct sim *sim); /* some client reads, or is done */
+void sim_direct_died(struct sim *sim, uint32_t client);
+void sim_direct_life(struct sim *sim); /* the store is gone: who reads, reads on */
+
+/* sim_rude.c */
+void sim_rude_step(struct sim *sim);
+void sim_rude_all(struct sim *sim); /* who has broken off is gone now */
+
+/* sim_net.c: what does nothing where there is one machine */
+void sim_net_start(struct sim *machines, uint32_t count, uint64_t seed, uint8_t *arenas[]);
+void sim_net_stop(struct sim *sim);
+void sim_net_live(struct sim *sim, uint64_t operations, void (*life_ends)(struct sim *sim));
+/* One machine is about to open its store, has to be alone with it, or is about to end. */
+struct kvt_store_params;
+/* Mostly other machines compute that chain. */
+bool sim_net_others(const struct sim *sim, uint32_t first);
+void sim_net_params(struct sim *sim, struct kvt_store_params *params);
+void sim_net_quiet(struct sim *sim, bool quiet);
+void sim_net_cut(struct sim *sim);
+bool sim_net_waits(const struct sim *sim); /* something is under way, or about to be */
+void sim_net_heal(struct sim *sim);
+int64_t sim_net_next(const struct sim *sim);      /* when its next answer comes */
+int64_t sim_net_answer_by(const struct sim *sim); /* a LOOKUP of now has to be answered */
+int64_t sim_net_run(struct sim *sim, int64_t (*run_due)(struct sim *sim));
+void sim_net_now(struct sim *sim, int64_t now_ns);
+void sim_net_settled(struct sim *sim); /* nothing is under way: nothing may be held */
+void sim_net_check(struct sim *sim);
+/* A purge of a machine that was sent in that operation has been answered with 0. */
+void sim_tier_purged(struct sim *sim, uint64_t sent, uint32_t ns, uint32_t index);
+bool sim_net_failed(const struct sim *sim, int32_t status); /* of a purge: the tier alone */
+
 /* sim_check.c */
+void sim_nothing_held(struct sim *sim);              /* no pins, no slots, when nobody is there */
 void sim_check_medium(struct sim *sim, bool strict); /* fsck finds no damage */
 void sim_check_recovery(struct sim *sim, enum power_loss loss);
 

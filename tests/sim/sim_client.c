@@ -8,6 +8,8 @@
 #include "sim/sim.h"
 #include "store/store_impl.h"
 
+#define LATE_NS 25000000 /* of the scheduler: sim_advance() */
+
 static union {
     struct kvt_msg msg;
     struct kvt_msg_ns_open open;
@@ -56,10 +58,11 @@ static uint32_t some_piece(struct sim *sim, uint32_t *first)
 
 static uint32_t map_index(struct sim *sim, uint8_t map)
 {
-    for (uint32_t i = 0; i < 3; i++)
-        if (sim_maps[i] == map)
-            return i;
-    sim_fail(sim, "a record under map %u", map);
+    uint32_t i = sim_map_index(map);
+
+    if (i > 2)
+        sim_fail(sim, "a record under map %u", map);
+    return i;
 }
 
 /* ---- what comes back */
@@ -85,14 +88,21 @@ static void take_slots(struct sim *sim, uint32_t client, const struct kvt_msg_al
     }
 }
 
-static void give_back(struct sim *sim, uint32_t client, uint32_t slot, uint32_t generation,
-                      int status)
+void sim_give_back(struct sim *sim, uint32_t client, const struct kvt_slot_ref *ref)
 {
     begin(sim, KVT_OP_RELEASE, sizeof out.slots + sizeof out.slots.slots[0], 0, 1);
     out.msg.cookie = 0;
-    out.slots.slots[0] =
-        (struct kvt_slot_ref){.slot = slot, .generation = generation, .status = status};
+    out.slots.slots[0] = *ref;
     send(sim, client);
+}
+
+/* It was there when it was asked for, for all that anybody can know. */
+static void check_alive(struct sim *sim, const struct sim_load *load, uint32_t i)
+{
+    uint32_t index = load->index[i];
+
+    if (load->dead >> i & 1 && sim->blocks[load->ns][index].last_commit < load->op)
+        sim_fail(sim, "namespace %u, block %u had expired and was granted", load->ns, index);
 }
 
 /* Judged at once; released later, by the client, when the store is not on the stack. */
@@ -108,16 +118,25 @@ static void take_grant(struct sim *sim, uint32_t client, const struct kvt_msg_gr
     if (load == sim->loads + sim->load_count)
         sim_fail(sim, "a grant that nobody waits for: client %u", client);
     SIM_CHECK(sim, grant->index == load->have); /* in chain order, one each */
+    if (sim->net && !sim->hurry && sim->now_ns - load->end_ns > LATE_NS)
+        sim_fail(sim, "a load has taken longer than it may, by %lld ns",
+                 (long long)(sim->now_ns - load->end_ns));
     index = load->index[load->have++];
     sim->status = grant->msg.status;
     if (grant->msg.status) {
         load->ended = true;
         sim->counts.missed++;
     } else {
-        SIM_CHECK(sim, !load->ended && !grant->direct);
+        SIM_CHECK(sim, !load->ended && (!grant->direct || load->direct));
+        sim->grants++;
+        check_alive(sim, load, grant->index);
+        map = map_index(sim, grant->map);
+    }
+    if (!grant->msg.status && grant->direct) {
+        sim_direct_granted(sim, client, load, grant, map);
+    } else if (!grant->msg.status) {
         SIM_CHECK(sim, grant->arena_offset + grant->record_bytes <=
                            sim->shape.cache_bytes + sim->shape.staging_bytes);
-        map = map_index(sim, grant->map);
         SIM_CHECK(sim, sim->held_count < SIM_HELD);
         *held = (struct sim_held){.client = client,
                                   .ns = load->ns,
@@ -127,8 +146,6 @@ static void take_grant(struct sim *sim, uint32_t client, const struct kvt_msg_gr
                                   .generation = grant->generation,
                                   .offset = grant->arena_offset,
                                   .bytes = grant->record_bytes};
-        if (load->dead >> grant->index & 1 && sim->blocks[load->ns][index].last_commit < load->op)
-            sim_fail(sim, "namespace %u, block %u had expired and was granted", load->ns, index);
         sim_used(sim, load->ns, index);
         sim->status = sim_judge(sim, load->ns, index, map, sim->arena + grant->arena_offset,
                                 grant->record_bytes, grant->checksum);
@@ -162,6 +179,47 @@ static void take_answer(struct sim *sim, const struct kvt_msg *msg)
     }
 }
 
+/* dead: bit i had expired when it was asked for, in operation op. What the shared tier is said to
+ * have is a hint. */
+static void check_found(struct sim *sim, const struct sim_asked *asked)
+{
+    for (uint32_t i = 0; i < (uint32_t)sim->status; i++) {
+        const struct sim_block *block = &sim->blocks[asked->ns][asked->first + i];
+
+        if (sim->net && sim->looked[i].tier == KVT_TIER_REMOTE)
+            continue;
+        if (!block->may)
+            sim_fail(sim, "namespace %u, block %u is found in tier %u, and may not be there",
+                     asked->ns, asked->first + i, sim->looked[i].tier);
+        if (asked->dead >> i & 1 && block->last_commit < asked->op &&
+            sim->anew_ns < asked->since_ns)
+            sim_fail(sim, "namespace %u, block %u had expired and is found in tier %u", asked->ns,
+                     asked->first + i, sim->looked[i].tier);
+    }
+}
+
+/* Whether it is the answer to a LOOKUP that had to wait for the shared tier. */
+static bool take_found(struct sim *sim, uint64_t cookie)
+{
+    for (uint32_t i = 0; i < SIM_ASKED; i++) {
+        struct sim_asked *asked = &sim->asked[i];
+
+        if (!asked->cookie || asked->cookie != cookie)
+            continue;
+        if (!sim->closing) {
+            check_found(sim, asked);
+            sim->wanted = *asked;
+            sim->wanted.n = sim->net ? (uint32_t)KVT_MAX(sim->status, 0) : 0;
+        }
+        if (!sim->hurry && sim->now_ns - asked->end_ns > LATE_NS)
+            sim_fail(sim, "a look-up has taken longer than it may, by %lld ns",
+                     (long long)(sim->now_ns - asked->end_ns));
+        asked->cookie = 0;
+        return true;
+    }
+    return false;
+}
+
 void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
 {
     struct sim *sim = ctx;
@@ -170,6 +228,10 @@ void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
     sim_tell(sim, "answer to %u of cookie %llu: %d", msg->reply_to, (unsigned long long)msg->cookie,
              msg->status);
     sim->answers++;
+    if (sim->cut) {
+        SIM_CHECK(sim, msg->status == KVT_E_INVAL);
+        return;
+    }
     if (msg->op == KVT_OP_GRANT) {
         take_grant(sim, client, (const struct kvt_msg_grant *)msg);
         return;
@@ -185,12 +247,36 @@ void sim_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
         sim->looked_count = KVT_MIN(msg->count, (uint32_t)SIM_PIECE);
         memcpy(sim->looked, ((const struct kvt_msg_lookup_reply *)msg)->entries,
                sim->looked_count * sizeof sim->looked[0]);
+        (void)take_found(sim, msg->cookie);
     } else {
         take_answer(sim, msg);
     }
 }
 
 /* ---- operations */
+
+/* LOOKUP of a piece: checked when it is answered, at once or later. */
+static void look_up(struct sim *sim, uint32_t ns, uint32_t first, uint32_t n)
+{
+    struct sim_asked asked = {.ns = ns, .first = first, .n = n, .op = sim->op};
+    struct sim_asked *later = sim->asked;
+
+    begin(sim, KVT_OP_LOOKUP, sizeof out.keys + n * sizeof out.keys.keys[0], sim->ns[ns], n);
+    asked.cookie = out.msg.cookie;
+    asked.since_ns = sim->now_ns;
+    asked.end_ns = sim_net_answer_by(sim);
+    for (uint32_t i = 0; i < n; i++) {
+        out.keys.keys[i] = sim_key(ns, first + i);
+        asked.dead |= (uint32_t)sim_expired(sim, ns, first + i) << i;
+    }
+    while (later->cookie)
+        SIM_CHECK(sim, ++later < sim->asked + SIM_ASKED);
+    *later = asked;
+    send(sim, some_client(sim));
+    SIM_CHECK(sim, sim->net || (sim->answers == 1 && sim->looked_count == n));
+    for (uint32_t i = 0; i < n; i++)
+        sim_used(sim, ns, first + i);
+}
 
 static void op_alloc(struct sim *sim)
 {
@@ -202,6 +288,10 @@ static void op_alloc(struct sim *sim)
     sim->alloc_ns = sim_roll(sim, SIM_NS);
     sim->alloc_map = sim_roll(sim, 3);
     sim->alloc_first = first;
+    if (sim_net_others(sim, first) && sim_more(sim, 4)) { /* perhaps they have */
+        look_up(sim, sim->alloc_ns, first, n);
+        return;
+    }
     begin(sim, KVT_OP_ALLOC, sizeof out.alloc + n * sizeof out.alloc.keys[0],
           sim->ns[sim->alloc_ns], n);
     out.alloc.map = sim_maps[sim->alloc_map];
@@ -271,7 +361,7 @@ static void op_abort(struct sim *sim)
 }
 
 static void acquire(struct sim *sim, uint32_t ns, uint32_t first, uint32_t n, int64_t deadline_ns,
-                    uint8_t min)
+                    uint8_t min, bool direct)
 {
     struct sim_load *load = &sim->loads[sim->load_count];
     uint32_t client = some_client(sim);
@@ -281,9 +371,12 @@ static void acquire(struct sim *sim, uint32_t ns, uint32_t first, uint32_t n, in
     begin(sim, KVT_OP_ACQUIRE, sizeof out.acquire + n * sizeof out.acquire.keys[0], sim->ns[ns], n);
     out.acquire.deadline_ns = deadline_ns;
     out.acquire.min_level = min;
+    out.acquire.direct = direct;
     *load =
         (struct sim_load){.cookie = out.msg.cookie, .client = client, .ns = ns, .n = n, .min = min};
     load->op = sim->op;
+    load->direct = direct;
+    load->end_ns = deadline_ns;
     for (uint32_t i = 0; i < n; i++) {
         out.acquire.keys[i] = sim_key(ns, first + i);
         load->index[i] = first + i;
@@ -296,10 +389,20 @@ static void acquire(struct sim *sim, uint32_t ns, uint32_t first, uint32_t n, in
 
 static void op_acquire(struct sim *sim)
 {
-    uint32_t first, n = some_piece(sim, &first);
+    uint32_t first, n = some_piece(sim, &first), ns;
     int64_t deadline = sim_roll(sim, 3) ? INT64_MAX : sim->now_ns + (int64_t)sim_roll(sim, 5000000);
+    uint8_t min;
 
-    acquire(sim, sim_roll(sim, SIM_NS), first, n, deadline, sim_roll(sim, 4) ? 0 : KVT_LEVEL_KV8);
+    min = sim_roll(sim, 4) ? 0 : KVT_LEVEL_KV8;
+    ns = sim_roll(sim, SIM_NS);
+    if (sim->net && sim->wanted.n) { /* what has been looked up */
+        ns = sim->wanted.ns, first = sim->wanted.first, n = sim->wanted.n;
+        sim->wanted.n = 0;
+    } else if (sim->net && sim_more(sim, 3)) {
+        look_up(sim, ns, first, n);
+        return;
+    }
+    acquire(sim, ns, first, n, deadline, min, sim->reads && sim_more(sim, 2));
 }
 
 /* While it was held, nobody may have changed it. */
@@ -312,7 +415,10 @@ static void release(struct sim *sim, uint32_t i)
     if (held.bytes)
         SIM_CHECK(sim, sim_judge(sim, held.ns, held.index, held.map, record, held.bytes,
                                  ((const struct kvt_record_header *)record)->checksum) == 0);
-    give_back(sim, held.client, held.slot, held.generation, held.bytes ? 0 : KVT_E_CORRUPT);
+    sim_give_back(sim, held.client,
+                  &(struct kvt_slot_ref){.slot = held.slot,
+                                         .generation = held.generation,
+                                         .status = held.bytes ? 0 : KVT_E_CORRUPT});
 }
 
 static void op_release(struct sim *sim)
@@ -335,7 +441,7 @@ static void op_cancel(struct sim *sim)
     send(sim, load->client);
 }
 
-static void forget_client(struct sim *sim, uint32_t client)
+void sim_forget_client(struct sim *sim, uint32_t client)
 {
     for (uint32_t i = sim->fill_count; i-- > 0;)
         if (sim->fills[i].client == client)
@@ -346,6 +452,7 @@ static void forget_client(struct sim *sim, uint32_t client)
     for (uint32_t i = sim->load_count; i-- > 0;)
         if (sim->loads[i].client == client)
             sim->loads[i] = sim->loads[--sim->load_count];
+    sim_direct_died(sim, client);
     for (uint32_t i = 0; i < SIM_WAITS; i++) {
         struct sim_wait *wait = &sim->waits[i];
 
@@ -362,7 +469,7 @@ static void client_dies(struct sim *sim, uint32_t i)
     uint32_t client = sim->clients[i];
 
     sim_log(sim, 103, client);
-    forget_client(sim, client);
+    sim_forget_client(sim, client);
     kvt_store_client_gone(sim->store, client);
     sim->clients[i] = ++sim->next_client;
     sim->counts.deaths++;
@@ -372,19 +479,17 @@ static void op_keys(struct sim *sim, uint16_t op)
 {
     uint32_t first, n = some_piece(sim, &first), ns = sim_roll(sim, SIM_NS);
 
+    if (op == KVT_OP_LOOKUP) {
+        look_up(sim, ns, first, n);
+        return;
+    }
     begin(sim, op, sizeof out.keys + n * sizeof out.keys.keys[0], sim->ns[ns], n);
     for (uint32_t i = 0; i < n; i++)
         out.keys.keys[i] = sim_key(ns, first + i);
     send(sim, some_client(sim));
-    if (op == KVT_OP_LOOKUP)
-        SIM_CHECK(sim, sim->answers == 1 && sim->looked_count == n);
-    for (uint32_t i = 0; op == KVT_OP_LOOKUP && i < (uint32_t)sim->status; i++) {
-        SIM_CHECK(sim, sim->blocks[ns][first + i].may);
-        SIM_CHECK(sim, !sim_expired(sim, ns, first + i));
-    }
     for (uint32_t i = 0; i < n; i++) {
         sim_used(sim, ns, first + i);
-        if (op != KVT_OP_LOOKUP && op != KVT_OP_TOUCH)
+        if (op != KVT_OP_TOUCH)
             sim_kept(sim, ns, first + i);
     }
 }
@@ -432,13 +537,57 @@ static void op_flush(struct sim *sim)
     send(sim, client);
 }
 
+int sim_send_cut(struct sim *sim)
+{
+    static const uint16_t ops[] = {KVT_OP_LOOKUP, KVT_OP_PREFETCH, KVT_OP_PIN,     KVT_OP_PURGE,
+                                   KVT_OP_ALLOC,  KVT_OP_ACQUIRE,  KVT_OP_RELEASE, KVT_OP_COMMIT};
+    uint16_t op = ops[sim_more(sim, KVT_ARRAY_LEN(ops))];
+    uint32_t n = 1 + sim_more(sim, SIM_PIECE), ns = sim_more(sim, SIM_NS);
+    size_t fixed = op == KVT_OP_ALLOC     ? sizeof out.alloc
+                   : op == KVT_OP_ACQUIRE ? sizeof out.acquire
+                                          : sizeof out.keys;
+    int rc;
+
+    if (op == KVT_OP_COMMIT || op == KVT_OP_RELEASE)
+        begin(sim, op, sizeof out.slots + n * sizeof out.slots.slots[0], 0, n);
+    else
+        begin(sim, op, fixed + n * sizeof out.keys.keys[0], sim->ns[ns], n);
+    if (op != KVT_OP_COMMIT && op != KVT_OP_RELEASE)
+        for (uint32_t i = 0; i < n; i++)
+            ((struct kvt_msg_key *)(void *)(out.bytes + fixed))[i] =
+                sim_key(ns, sim_more(sim, SIM_BLOCKS));
+    switch (sim_more(sim, 4)) {
+    case 0:
+        out.msg.bytes -= 8 * (1 + sim_more(sim, 3));
+        break;
+    case 1:
+        out.msg.bytes = 8 * sim_more(sim, 3);
+        break;
+    case 2:
+        out.msg.count += 1 + sim_more(sim, 2000);
+        break;
+    default:
+        out.msg.bytes -= 1 + sim_more(sim, 7);
+        break;
+    }
+    sim->cut = true;
+    rc = kvt_store_handle(sim->store, sim->clients[sim_more(sim, SIM_CLIENTS)], &out.msg);
+    sim->cut = false;
+    SIM_CHECK(sim, rc == 1 || rc == KVT_E_INVAL);
+    return rc;
+}
+
 void sim_operation(struct sim *sim)
 {
     uint32_t dice = sim_roll(sim, 100);
 
     if (kvt_store_root_joining(sim->store))
         sim->anew_ns = sim->now_ns;
-    if (dice < 8)
+    sim_direct_step(sim);
+    sim_rude_step(sim);
+    if (sim->wanted.n && sim_more(sim, 4))
+        op_acquire(sim);
+    else if (dice < 8)
         op_alloc(sim);
     else if (dice < 18 && sim->fill_count)
         commit(sim, sim_roll(sim, sim->fill_count));
@@ -499,13 +648,17 @@ void sim_clients_start(struct sim *sim)
 void sim_clients_die(struct sim *sim)
 {
     sim->fill_count = sim->held_count = sim->load_count = 0;
+    sim->parted_count = sim->gone_count = 0;
     memset(sim->waits, 0, sizeof sim->waits);
+    memset(sim->asked, 0, sizeof sim->asked);
+    memset(&sim->wanted, 0, sizeof sim->wanted);
 }
 
 void sim_everybody_leaves(struct sim *sim)
 {
     for (uint32_t i = 0; i < SIM_CLIENTS; i++)
         client_dies(sim, i);
+    sim_rude_all(sim);
 }
 
 uint8_t sim_look(struct sim *sim, uint32_t ns, uint32_t index, uint8_t *map)
@@ -527,7 +680,7 @@ int32_t sim_get(struct sim *sim, uint32_t ns, uint32_t index)
     int32_t status;
 
     sim->status = 1;
-    acquire(sim, ns, index, 1, INT64_MAX, 0);
+    acquire(sim, ns, index, 1, INT64_MAX, 0, false);
     for (uint32_t turns = 0; sim->load_count; turns++) {
         SIM_CHECK(sim, turns < 1000);
         sim_advance(sim, 10000);

@@ -8,6 +8,15 @@
 
 const uint8_t sim_maps[3] = {KVT_LEVEL_KV4, KVT_LEVEL_KV8, KVT_LEVEL_RAW};
 
+uint32_t sim_map_index(uint8_t map)
+{
+    uint32_t i = 0;
+
+    while (i < 3 && sim_maps[i] != map)
+        i++;
+    return i;
+}
+
 #define POOL_BYTES (1u << 16)
 
 static uint64_t mix(uint64_t x)
@@ -95,7 +104,7 @@ static bool content_is(uint32_t ns, uint32_t index, uint32_t map, const uint8_t 
     return true;
 }
 
-static void full_key(uint32_t ns, uint32_t index, struct kvt_full_key *full)
+void sim_full_key(uint32_t ns, uint32_t index, struct kvt_full_key *full)
 {
     struct kvt_msg_key key = sim_key(ns, index);
     struct kvt_key plain = {.hash_len = key.hash_len};
@@ -116,7 +125,7 @@ void sim_fill_record(struct sim *sim, const struct sim_fill *fill, uint64_t *che
     header->magic = KVT_RECORD_MAGIC;
     header->version = KVT_RECORD_VERSION;
     header->map = sim_maps[fill->map];
-    full_key(fill->ns, fill->index, &header->key);
+    sim_full_key(fill->ns, fill->index, &header->key);
     if (parent != UINT32_MAX) {
         struct kvt_msg_key key = sim_key(fill->ns, parent);
 
@@ -137,7 +146,7 @@ int sim_judge(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, const 
     const struct kvt_record_header *header = (const struct kvt_record_header *)record;
     struct kvt_full_key full;
 
-    full_key(ns, index, &full);
+    sim_full_key(ns, index, &full);
     if (kvt_record_verify(record, bytes, &full, checksum))
         return KVT_E_CORRUPT;
     if (header->map != sim_maps[map] || bytes != sim->shape.pages[ns][map] * KVT_PAGE_BYTES ||
@@ -162,7 +171,7 @@ void sim_committed(struct sim *sim, const struct sim_fill *fill)
 
     block->may |= (uint8_t)(1u << fill->map);
     block->ever |= block->may;
-    block->committed[fill->map] = block->last_commit = sim->op;
+    block->committed[fill->map] = block->arrived[fill->map] = block->last_commit = sim->op;
     block->gone = false;
     if (!block->first_ns)
         block->first_ns = fill->since_ns;
@@ -170,6 +179,26 @@ void sim_committed(struct sim *sim, const struct sim_fill *fill)
     sim_tell(sim, "committed: namespace %u, block %u, map %u", fill->ns, fill->index,
              sim_maps[fill->map]);
     sim->counts.commits++;
+}
+
+void sim_fetched(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uint64_t origin,
+                 uint64_t asked, int64_t asked_ns)
+{
+    struct sim_block *block = &sim->blocks[ns][index];
+    bool had = block->may >> map & 1;
+
+    block->committed[map] = had ? KVT_MAX(block->committed[map], origin) : origin;
+    block->arrived[map] = had ? KVT_MAX(block->arrived[map], asked) : asked;
+    block->may |= (uint8_t)(1u << map);
+    block->ever |= block->may;
+    block->last_commit = sim->op;
+    block->gone = false;
+    if (!block->first_ns)
+        block->first_ns = asked_ns;
+    sim_used(sim, ns, index);
+    sim_tell(sim, "fetched: namespace %u, block %u, map %u, of operation %llu", ns, index,
+             sim_maps[map], (unsigned long long)origin);
+    sim->counts.fetched++;
 }
 
 static uint32_t covered(const struct sim_wait *wait, uint32_t i)
@@ -196,16 +225,18 @@ void sim_purge_refused(struct sim *sim, const struct sim_wait *wait)
 
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status)
 {
-    if (status < 0)
+    if (status < 0 && !sim_net_failed(sim, status))
         return;
-    sim->counts.purges++;
+    sim->counts.purges += status >= 0;
     for (uint32_t i = 0; i < (wait->n ? wait->n : SIM_BLOCKS); i++) {
         struct sim_block *block = &sim->blocks[wait->ns][covered(wait, i)];
         uint8_t before = block->may;
 
         for (uint32_t map = 0; map < 3; map++)
-            if (block->committed[map] < wait->sent)
+            if ((status < 0 ? block->arrived : block->committed)[map] < wait->sent)
                 block->may &= (uint8_t) ~(1u << map);
+        if (status >= 0)
+            sim_tier_purged(sim, wait->sent, wait->ns, covered(wait, i));
         sim_late_purged(sim, block, before);
         if (!block->may && !block->absent)
             block->first_ns = 0;

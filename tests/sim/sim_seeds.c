@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/checked.h"
-#include "sim/sim.h"
+#include "sim/sim_net.h"
 #include "support/practice.h"
 
 #define SEED_FIRST 20261129u
@@ -23,7 +23,7 @@ struct result {
     struct sim_counts counts;
 };
 
-static struct sim sim;
+static struct sim machines[SIM_MACHINES]; /* the first one is in every seed */
 static struct sim_counts total;
 
 uint64_t sim_number(const char *name, uint64_t otherwise)
@@ -33,46 +33,78 @@ uint64_t sim_number(const char *name, uint64_t otherwise)
     return text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-static uint64_t run_seed(const struct sim_run *run, uint64_t seed, uint8_t *arena)
+#define ADD(field) to->field += counts->field
+
+static void add_counts(struct sim_counts *to, const struct sim_counts *counts)
 {
-    sim_start(&sim, seed, arena);
-    sim.program = run->program;
-    run->one(&sim);
-    sim_stop(&sim);
-    return sim.hash;
+    ADD(commits), ADD(good), ADD(missed), ADD(damaged), ADD(flushes), ADD(purges), ADD(lives);
+    ADD(losses), ADD(durable), ADD(evicted), ADD(unsynced), ADD(refused), ADD(deaths), ADD(faults);
+    ADD(sticky), ADD(quotas), ADD(given_up), ADD(expired), ADD(joined), ADD(unread);
+    ADD(shared), ADD(put), ADD(fetched), ADD(reached), ADD(direct), ADD(rude);
+    for (uint32_t i = 0; i < SIM_KINDS; i++)
+        ADD(struck[i]);
+    for (uint32_t i = 0; i < NET_KINDS; i++)
+        ADD(net[i]);
+}
+
+/* Seeds with more: one in four each, or as the environment says. Returns how many machines. */
+static uint32_t choose_more(const struct sim_run *run, struct sim *sim)
+{
+    uint32_t shared = sim_more(sim, 4), reads = sim_more(sim, 4), many = 2 + sim_more(sim, 2);
+    struct kvt_rng own = {sim->seed ^ 0x4c0de};
+
+    if (!run->more)
+        return 1;
+    sim->reads = sim_number("KVT_SIM_READS", !reads);
+    sim->rude = sim_number("KVT_SIM_RUDE", !kvt_rng_below(&own, 4));
+    return sim_number("KVT_SIM_SHARED", !shared) ? many : 1;
+}
+
+static uint64_t run_seed(const struct sim_run *run, uint64_t seed, uint8_t *arenas[])
+{
+    uint64_t hash = 0;
+    uint32_t count;
+
+    sim_start(&machines[0], seed, arenas[0], NULL);
+    count = choose_more(run, &machines[0]);
+    machines[0].program = run->program;
+    if (count > 1)
+        sim_net_start(machines, count, seed, arenas);
+    run->one(&machines[0]);
+    for (uint32_t i = 0; i < count; i++) {
+        sim_stop(&machines[i]);
+        hash = hash * 3 + machines[i].hash;
+    }
+    sim_net_stop(&machines[0]);
+    for (uint32_t i = 1; i < count; i++)
+        add_counts(&machines[0].counts, &machines[i].counts);
+    return hash;
 }
 
 /* A child: seeds [from, to) of the run, each result down the pipe. */
 static int child(const struct sim_run *run, uint64_t first, uint64_t from, uint64_t to, int pipe_fd)
 {
-    uint8_t *arena = aligned_alloc(KVT_PAGE_BYTES, SIM_ARENA_MAX);
+    uint8_t *arenas[SIM_MACHINES];
 
-    if (!arena)
-        return 1;
+    for (uint32_t i = 0; i < SIM_MACHINES; i++) {
+        arenas[i] = aligned_alloc(KVT_PAGE_BYTES, SIM_ARENA_MAX);
+        if (!arenas[i])
+            return 1;
+    }
     for (uint64_t i = from; i < to; i++) {
         struct result result;
 
         (void)alarm(300); /* a seed takes milliseconds */
-        result.hash = run_seed(run, first + i, arena);
-        result.counts = sim.counts;
-        if (i < run->repeated && run_seed(run, first + i, arena) != result.hash)
-            sim_fail(&sim, "it does not repeat itself");
+        result.hash = run_seed(run, first + i, arenas);
+        result.counts = machines[0].counts;
+        if (i < run->repeated && run_seed(run, first + i, arenas) != result.hash)
+            sim_fail(&machines[0], "it does not repeat itself");
         if (write(pipe_fd, &result, sizeof result) != sizeof result)
             return 1;
     }
-    free(arena);
+    for (uint32_t i = 0; i < SIM_MACHINES; i++)
+        free(arenas[i]);
     return 0;
-}
-
-#define ADD(field) total.field += counts->field
-
-static void add_counts(const struct sim_counts *counts)
-{
-    ADD(commits), ADD(good), ADD(missed), ADD(damaged), ADD(flushes), ADD(purges), ADD(lives);
-    ADD(losses), ADD(durable), ADD(evicted), ADD(unsynced), ADD(refused), ADD(deaths), ADD(faults);
-    ADD(sticky), ADD(quotas), ADD(given_up), ADD(expired), ADD(joined), ADD(unread);
-    for (uint32_t i = 0; i < SIM_KINDS; i++)
-        ADD(struck[i]);
 }
 
 /* A batch. Returns how many of it passed before one did not. */
@@ -94,7 +126,7 @@ static uint64_t batch(const struct sim_run *run, uint64_t first, uint64_t from, 
     }
     close(ends[1]);
     while (read(ends[0], &result, sizeof result) == sizeof result) {
-        add_counts(&result.counts);
+        add_counts(&total, &result.counts);
         *hash ^= result.hash * (2 * (from + passed) + 1);
         passed++;
         practice_add(1, 0);
@@ -125,6 +157,11 @@ static void print_counts(void)
            " expired; %" PRIu64 " roots that came later; %" PRIu64
            " segments could not be read at open\n",
            total.quotas, total.given_up, total.expired, total.joined, total.unread);
+    printf("%" PRIu64 " seeds of several machines: %" PRIu64
+           " records put to the shared tier, %" PRIu64 " taken from it, %" PRIu64
+           " blocks purged there; %" PRIu64
+           " loads by clients that read drives themselves; %" PRIu64 " clients broke off\n",
+           total.shared, total.put, total.fetched, total.reached, total.direct, total.rude);
 }
 
 /* How often each kind of fault struck. Returns how many kinds never did. */
@@ -137,7 +174,12 @@ static uint32_t print_faults(void)
         printf("%s %" PRIu64 " %s", i ? "," : "", total.struck[i], sim_kind_name(i));
         unseen += !total.struck[i];
     }
-    printf("; %" PRIu64 " faults that stayed\n", total.sticky);
+    printf("; %" PRIu64 " faults that stayed\nof the shared tier:", total.sticky);
+    for (uint32_t i = 0; i < NET_KINDS; i++) {
+        printf("%s %" PRIu64 " %s", i ? "," : "", total.net[i], sim_net_kind_name(i));
+        unseen += !total.net[i];
+    }
+    printf("\n");
     return unseen + !total.sticky;
 }
 
@@ -171,7 +213,8 @@ int sim_run(const struct sim_run *run)
     }
     if (!failures && seeds >= 50 &&
         (!total.durable || !total.good || !total.expired || !total.given_up || !total.joined ||
-         !total.unread)) {
+         !total.unread ||
+         (run->more && (!total.fetched || !total.reached || !total.direct || !total.rude)))) {
         printf("nothing was demanded: the test is blind\n");
         return 1;
     }

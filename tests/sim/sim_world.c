@@ -19,6 +19,7 @@
 #define SPINS 64 /* runs of the store at one moment */
 #define SPINS_MORE 3
 #define HURRY_NS 20000
+#define TOGETHER_NS 1000000
 #define IDLE_NS 20000000 /* waiting for what never comes */
 
 void sim_fail(struct sim *sim, const char *format, ...)
@@ -26,6 +27,8 @@ void sim_fail(struct sim *sim, const char *format, ...)
     va_list args;
 
     printf("seed %" PRIu64 ", operation %" PRIu64 ": ", sim->seed, sim->op);
+    if (sim->net)
+        printf("machine %u: ", sim->number);
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
@@ -52,6 +55,8 @@ void sim_tell(struct sim *sim, const char *format, ...)
         return;
     printf("%" PRIu64 ", op %" PRIu64 ", %.6f s: ", sim->events, sim->op,
            (double)sim->now_ns / 1e9);
+    if (sim->net)
+        printf("machine %u: ", sim->number);
     va_start(args, format);
     vprintf(format, args);
     va_end(args);
@@ -63,12 +68,19 @@ uint32_t sim_roll(struct sim *sim, uint32_t bound)
     return (uint32_t)kvt_rng_below(&sim->rng, bound);
 }
 
+uint32_t sim_more(struct sim *sim, uint32_t bound)
+{
+    return (uint32_t)kvt_rng_below(&sim->more, bound);
+}
+
 static int64_t sim_clock(void *ctx)
 {
     struct sim *sim = ctx;
 
-    if (sim->hurry)
+    if (sim->hurry) {
         sim->now_ns += HURRY_NS;
+        sim->jumped_ns += HURRY_NS;
+    }
     return sim->now_ns;
 }
 
@@ -109,7 +121,7 @@ static uint64_t pick(struct sim *sim, const uint64_t *from, uint32_t n)
     pick(sim, (const uint64_t[]){__VA_ARGS__}, \
          (uint32_t)(sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t)))
 
-static void choose_shape(struct sim *sim)
+static void choose_shape(struct sim *sim, const struct sim *like)
 {
     struct sim_shape *shape = &sim->shape;
     uint32_t largest = 0, scale = (uint32_t)PICK(sim, 1, 1, 1, 2, 4, 12);
@@ -120,6 +132,10 @@ static void choose_shape(struct sim *sim)
             shape->pages[ns][map] = (uint8_t)(scale * (1 + map + sim_roll(sim, 2)));
             largest = KVT_MAX(largest, shape->pages[ns][map]);
         }
+    for (uint32_t i = 0; like && i < SIM_NS * 3; i++) {
+        shape->pages[i / 3][i % 3] = like->shape.pages[i / 3][i % 3];
+        largest = KVT_MAX(i ? largest : 0, shape->pages[i / 3][i % 3]);
+    }
     SIM_CHECK(sim, largest <= SIM_RECORD_PAGES_MAX);
     shape->cache_bytes = PICK(sim, 0, 128u << 10, 256u << 10, 512u << 10, 1u << 20);
     shape->staging_bytes = PICK(sim, 64u << 10, 128u << 10, 256u << 10);
@@ -141,14 +157,15 @@ static void choose_shape(struct sim *sim)
     sim_limits_choose(sim, largest * KVT_PAGE_BYTES);
 }
 
-void sim_start(struct sim *sim, uint64_t seed, uint8_t *arena)
+void sim_start(struct sim *sim, uint64_t seed, uint8_t *arena, const struct sim *like)
 {
     memset(sim, 0, sizeof *sim);
     sim->verbose = getenv("KVT_SIM_LOG") != NULL;
     sim->seed = sim->rng.state = seed;
     sim->arena = arena;
+    sim->more.state = seed ^ 0x5eed0f5eed;
     sim->now_ns = 1000000000;
-    choose_shape(sim);
+    choose_shape(sim, like);
     for (uint32_t i = 0; i < sim->shape.disks; i++)
         sim_new_disk(sim, i);
 }
@@ -191,6 +208,7 @@ int sim_open(struct sim *sim)
 
     SIM_CHECK(sim, params.arena_bytes <= SIM_ARENA_MAX);
     memset(sim->arena, 0xa5, params.arena_bytes);
+    sim_net_params(sim, &params);
     for (uint32_t i = 0; i < params.root_count; i++) {
         params.roots[i].io = sim->disks[i];
         params.roots[i].cap_bytes = shape->cap_bytes;
@@ -206,6 +224,7 @@ int sim_open(struct sim *sim)
     }
     sim->counts.lives++;
     sim->life_op = sim->op;
+    sim->grants = 0;
     sim_late_begin(sim);
     sim_limits_begin(sim);
     sim_clients_start(sim);
@@ -221,6 +240,7 @@ static void store_ends(struct sim *sim, int64_t timeout_ns)
     kvt_store_close(sim->store, timeout_ns);
     sim->hurry = sim->closing = false;
     sim->store = NULL;
+    sim_direct_life(sim);
 }
 
 void sim_close(struct sim *sim)
@@ -233,10 +253,25 @@ void sim_close(struct sim *sim)
     sim_tell(sim, "closed");
 }
 
+/* A life of one machine alone ends without it, as ever. */
+void sim_settled(struct sim *sim)
+{
+    bool more = sim->net || sim->reads;
+
+    sim_everybody_leaves(sim);
+    sim_net_heal(sim);
+    if (more)
+        sim_faults_end(sim);
+    sim_settle(sim);
+    if (more)
+        sim_nothing_held(sim);
+}
+
 void sim_die(struct sim *sim, enum power_loss loss)
 {
     if (sim->store)
         sim_note_places(sim);
+    sim_net_cut(sim);
     sim_faults_end(sim);
     for (uint32_t i = 0; i < sim->shape.disks; i++)
         fault_io_pull_the_plug(sim->disks[i]);
@@ -255,17 +290,16 @@ void sim_die(struct sim *sim, enum power_loss loss)
 
 static int64_t next_completion(struct sim *sim)
 {
-    int64_t next = INT64_MAX;
+    int64_t next = sim_net_next(sim);
 
     for (uint32_t i = 0; i < sim->shape.disks; i++)
         next = KVT_MIN(next, fault_io_next(sim->disks[i]));
     return next;
 }
 
-void sim_advance(struct sim *sim, int64_t ns)
+/* What is due at one machine. Returns when it wants to run again. */
+static int64_t run_due(struct sim *sim)
 {
-    int64_t end = sim->now_ns + ns;
-
     for (uint32_t spins = 0;;) {
         int64_t next = kvt_store_run(sim->store), drive = next_completion(sim);
 
@@ -275,14 +309,26 @@ void sim_advance(struct sim *sim, int64_t ns)
             if (spins++ < SPINS_MORE)
                 continue;
             next = drive < INT64_MAX ? drive : sim->now_ns + IDLE_NS;
+            if (sim->net) /* others' clocks go on */
+                next = KVT_MIN(next, sim->now_ns + TOGETHER_NS);
         }
-        next = KVT_MAX(KVT_MIN(next, drive), sim->now_ns + 1);
+        return KVT_MAX(KVT_MIN(next, drive), sim->now_ns + 1);
+    }
+}
+
+void sim_advance(struct sim *sim, int64_t ns)
+{
+    int64_t end = sim->now_ns + ns;
+
+    for (;;) {
+        int64_t others = sim_net_run(sim, run_due), next = run_due(sim);
+
+        next = KVT_MIN(next, others);
         if (next > end) {
-            sim->now_ns = end;
+            sim_net_now(sim, end);
             return;
         }
-        sim->now_ns = next;
-        spins = 0;
+        sim_net_now(sim, next);
     }
 }
 
@@ -294,6 +340,10 @@ void sim_settle(struct sim *sim)
         sim_advance(sim, 1000000);
         for (uint32_t i = 0; i < SIM_WAITS; i++)
             waiting += sim->waits[i].op != 0;
+        for (uint32_t i = 0; i < SIM_ASKED; i++)
+            waiting += sim->asked[i].cookie != 0;
+        if (sim->net || sim->reads)
+            waiting += sim_net_waits(sim) + sim->store->writes_going;
         if (!waiting && next_completion(sim) == INT64_MAX && !sim->store->sweep_on &&
             !kvt_store_root_joining(sim->store))
             return;
@@ -310,4 +360,5 @@ void sim_check_store(struct sim *sim)
 
     if (kvt_store_check(sim->store, why, sizeof why))
         sim_fail(sim, "%s", why);
+    sim_net_check(sim);
 }

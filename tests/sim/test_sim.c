@@ -9,21 +9,15 @@
  * its operation. */
 #include "sim/sim.h"
 
-static void life(struct sim *sim, uint64_t operations)
+static void life_ends(struct sim *sim)
 {
-    uint32_t until = 20 + sim_roll(sim, 400);
     enum power_loss loss;
 
-    for (uint32_t i = 0; i < until && sim->op < operations; i++) {
-        sim->op++;
-        sim_operation(sim);
-        if (sim_roll(sim, 3))
-            sim_advance(sim, (int64_t)sim_roll(sim, 300000));
-        if (sim->op % 32 == 0)
-            sim_check_store(sim);
-    }
     if (sim_roll(sim, 4) == 0) {
-        sim_everybody_leaves(sim);
+        if (sim->net || sim->reads)
+            sim_settled(sim);
+        else
+            sim_everybody_leaves(sim);
         sim_close(sim);
         loss = POWER_KEEPS;
     } else {
@@ -33,16 +27,32 @@ static void life(struct sim *sim, uint64_t operations)
     sim_check_recovery(sim, loss);
 }
 
+static void life(struct sim *sim, uint64_t operations)
+{
+    uint32_t until = 20 + sim_roll(sim, 400);
+
+    for (uint32_t i = 0; i < until && sim->op < operations; i++) {
+        sim->op++;
+        sim_operation(sim);
+        if (sim_roll(sim, 3))
+            sim_advance(sim, (int64_t)sim_roll(sim, 300000));
+        if (sim->op % 32 == 0)
+            sim_check_store(sim);
+    }
+    life_ends(sim);
+}
+
 static void one(struct sim *sim)
 {
     uint64_t operations = sim_number("KVT_SIM_OPERATIONS", 1000);
 
     if (sim_open(sim))
         sim_fail(sim, "a new root does not open");
-    while (sim->op < operations)
+    if (sim->net)
+        sim_net_live(sim, operations, life_ends);
+    while (!sim->net && sim->op < operations)
         life(sim, operations);
-    sim_everybody_leaves(sim);
-    sim_settle(sim);
+    sim_settled(sim);
     sim_close(sim);
 }
 
@@ -51,8 +61,9 @@ int main(void)
     const struct sim_run run = {.practice = "simulation",
                                 .program = "test_sim",
                                 .all_faults = true,
+                                .more = true,
                                 .seeds = SIM_SANITIZED ? 50 : 5000,
-                                .repeated = 20,
+                                .repeated = 50,
                                 .one = one};
 
     return sim_run(&run);
