@@ -2,7 +2,8 @@
  *
  * A thread is a fiber that runs until it must wait; scheduler.cpp then goes on with another one,
  * in an order drawn from the launch's seed. Nothing but what is asked for orders threads: a shuffle
- * waits for the lane that it reads and for no other, so that shared memory which is used without
+ * waits for the lane that it reads and for no other (votes and reductions wait for all), so that
+ * shared memory which is used without
  * __syncwarp() or __syncthreads() between shows as wrong bytes, in some order. Not modelled: two
  * threads in the middle of such a stretch at once, weak memory, time. */
 #ifndef KVT_TESTS_WARP_HPP
