@@ -47,6 +47,7 @@ static void learn(struct kvt_cache *cache)
     uint32_t count = planning->seen_count;
     memcpy(seen, planning->seen, count * sizeof(seen[0]));
     planning->seen_count = 0;
+    planning->learning = true;
     pthread_mutex_unlock(&cache->lock);
     for (uint32_t i = 0; i < count; i++) {
         /* refused observations are counted by the model */
@@ -57,12 +58,13 @@ static void learn(struct kvt_cache *cache)
     pthread_mutex_lock(&cache->lock);
     for (uint32_t i = 0; i < count; i++)
         publish(&planning->tiers[seen[i].tier], &planning->models[seen[i].tier]);
+    planning->learning = false;
 }
 
 void kvt_planning_learn(struct kvt_cache *cache)
 {
     struct kvt_planning *planning = &cache->planning;
-    if (planning->seen_count == 0)
+    if (planning->seen_count == 0 && !planning->learning)
         return;
     cache->callers++;
     pthread_mutex_unlock(&cache->lock);

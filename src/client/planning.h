@@ -55,6 +55,7 @@ struct kvt_planning {
     uint64_t queued_bytes;        /* of loads under way, as expected */
     struct kvt_seen_load seen[KVT_SEEN_MAX];
     uint32_t seen_count;
+    bool learning;            /* some were taken from there, and are not in tiers[] yet */
     pthread_mutex_t fit_lock; /* what follows; taken before the cache's lock */
     struct kvt_tier_model models[KVT_PLAN_TIERS];
 };

@@ -158,7 +158,8 @@ static void *worker_main(void *arg)
     while (!cache->stop_workers) {
         if (cache->ready[KVT_REQ_LOAD].count + cache->ready[KVT_REQ_STORE].count > 0) {
             work_once(cache);
-            kvt_planning_learn(cache);
+            if (cache->planning.seen_count > 0) /* what another one is learning is not waited for */
+                kvt_planning_learn(cache);
             continue;
         }
         if (kvt_reply_listen(cache) > 0)

@@ -16,6 +16,7 @@
 
 #include "base/sock.h"
 #include "client/link.h"
+#include "daemon/server_impl.h"
 #include "store/owner.h"
 #include "support/daemon_rig.h"
 #include "support/run_tool.h"
@@ -241,10 +242,16 @@ static void silent_connections_do_not_make_it_go_round(void **state)
     (void)state;
     begin_scarce("--dram 16MiB");
     int count = take_all(why, sizeof(why));
+    const int64_t start = rig_now_ns();
     for (int i = 0; i < MORE; i++)
         assert_int_equal(kvt_sock_connect(server.socket, 5000, &more[i]), 0);
     assert_true(is_idle());
-    assert_int_equal(said_times("no descriptors are left"), 1);
+    /* Once. But who says nothing for two seconds is let go: then there are some again, and it is
+     * said anew when those are taken. */
+    const unsigned said = said_times("no descriptors are left");
+    assert_true(said >= 1 && said <= MORE);
+    if (rig_now_ns() - start < KVT_HELLO_NS)
+        assert_int_equal(said, 1);
     for (int i = 0; i < MORE; i++)
         close(more[i]);
     for (int i = 0; i < count; i++)
