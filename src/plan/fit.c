@@ -18,6 +18,8 @@
 #define ROUNDS 16u
 #define SETTLED 1e-3
 #define SPREAD_SHARE 0.7 /* a third may be nonsense before the rest is doubted */
+#define FAR 32.0         /* times the prediction: what is further off pulls no harder than that */
+#define ABSURD 1000.0    /* times the scaled start values, or a part of them: is left out */
 #define ROWS (KVT_FIT_SAMPLES + 2u)
 
 struct row {
@@ -115,7 +117,9 @@ static double trust(double t, double doubt)
     return 1 / (away > DELTA ? away : DELTA);
 }
 
-/* One weighted least-squares step from `line`. false: no better line can be told. */
+/* One weighted least-squares step from `line`. false: no better line can be told. Without FAR a
+ * single row of 100,000 times the prediction (a machine that slept) would win: Cauchy's weights
+ * fall by the square of the distance's logarithm, and the distance itself grows faster. */
 static bool step(const struct row *rows, uint32_t n, double doubt, struct kvt_fit_line *line)
 {
     double xx = 0, xy = 0, yy = 0, xt = 0, yt = 0;
@@ -123,7 +127,7 @@ static bool step(const struct row *rows, uint32_t n, double doubt, struct kvt_fi
         double base = predict(line, rows[i].x, rows[i].y);
         if (!(base > 0))
             continue;
-        double x = rows[i].x / base, y = rows[i].y / base, t = rows[i].t / base;
+        double x = rows[i].x / base, y = rows[i].y / base, t = fmin(rows[i].t / base, FAR);
         double weight = rows[i].weight * trust(t, doubt);
         xx += weight * x * x;
         xy += weight * x * y;
@@ -173,6 +177,17 @@ static double spread_of(const struct kvt_fit_line *line, const struct row *rows,
     return n > 0 ? quantile(away, weights, n, share) : 0;
 }
 
+/* Rows that have nothing to do with the line are taken out of the steps; to spread_of() they are as
+ * far off as anything. */
+static void leave_out_absurd(const struct kvt_fit_line *line, struct row *rows, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        double base = predict(line, rows[i].x, rows[i].y);
+        if (rows[i].t > base * ABSURD || rows[i].t < base / ABSURD)
+            rows[i].x = rows[i].y = 0;
+    }
+}
+
 void kvt_fit_solve(const struct kvt_fit *fit, uint32_t klass, struct kvt_fit_line *out)
 {
     struct row rows[ROWS];
@@ -180,9 +195,12 @@ void kvt_fit_solve(const struct kvt_fit *fit, uint32_t klass, struct kvt_fit_lin
     *out = fit->start;
     if (n == 0)
         return;
+    if (n == 1) /* else the median follows it where it is below the start values */
+        leave_out_absurd(out, rows, n);
     double scale = scale_of(&fit->start, rows, n);
     out->p *= scale;
     out->q *= scale;
+    leave_out_absurd(out, rows, n);
     for (uint32_t i = 0; i < 2; i++) {
         const double *ref = fit->ref[i];
         rows[n + i] = (struct row){ref[0], ref[1], predict(out, ref[0], ref[1]), START_WEIGHT};

@@ -2,10 +2,12 @@
  *
  * Method: least absolute deviations in units of the prediction (a median in two dimensions), then
  * Cauchy weights around it: a third of the observations may be nonsense of either direction. Means
- * of any kind follow one stalled request for a dozen others. Weights halve every 10 observations:
- * after a jump the newer half wins after 10. Start values are two pseudo-observations of small
- * weight that follow the observed scale: they decide what the observations leave open (all of them
- * at one size), and nothing else.
+ * of any kind follow one stalled request for a dozen others. However far one is off, it pulls no
+ * harder than at 32 times the prediction. One that is more than 1000 times the start values at the
+ * observed scale, or less than a thousandth, is left out: a first such one waits until others
+ * agree. Weights halve every 10 observations: after a jump the newer half wins after 10. Start
+ * values are two pseudo-observations of small weight that follow the observed scale: they decide
+ * what the observations leave open (all of them at one size), and nothing else.
  *
  * Plain memory, no pointers, no allocation, a few microseconds. Threads: the owner's. Knows nothing
  * of what x, y and t are.

@@ -1,8 +1,9 @@
 /* The fits under the plan: prefill time and load time.
  *
  * Goal:   the parameters behind noisy observations are found, whatever the start values were; a
- *         fifth of nonsense in either direction, a jump of 20 times, and observations at one size
- *         only do not lead the fit astray; what is no observation is refused and changes nothing.
+ *         fifth of nonsense in either direction, a single one of any size, a jump of 20 times, and
+ *         observations at one size only do not lead the fit astray; what is no observation is
+ *         refused and changes nothing.
  * Method: hidden parameters, random sizes, jitter; seeds are printed.
  */
 #include <setjmp.h>
@@ -138,6 +139,52 @@ static void test_prefill_survives_outliers(void **state)
             assert_prefill(&p, 1, 0.35);
         }
     }
+}
+
+static const double odd_seconds[] = {86400, 3600, 600, 5, 0.001, 1e-9, 1e-320};
+
+/* A machine that slept for a night: one observation among many good ones, however far off. */
+static void test_one_outlier_changes_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        for (size_t i = 0; i < KVT_ARRAY_LEN(odd_seconds); i++) {
+            struct kvt_rng rng = {seed};
+            struct kvt_prefill p = prefill(1.0 / 8000, 0);
+            feed_prefill(&p, &rng, 60, 1);
+            assert_int_equal(kvt_prefill_observe(&p, 1000, 0, odd_seconds[i]), 0);
+            for (int after = 0; after <= 25; after++) {
+                assert_prefill(&p, 1, 0.35);
+                assert_false(kvt_prefill_unsure(&p));
+                feed_prefill(&p, &rng, 1, 1);
+            }
+        }
+    }
+}
+
+/* The first observation is one of those: it is not believed alone, and forgotten beside good ones;
+ * a second one of its kind is believed. */
+static void test_an_absurd_first_one_waits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < KVT_ARRAY_LEN(odd_seconds); i++) {
+        struct kvt_rng rng = {13};
+        struct kvt_prefill p = prefill(A, B);
+        double ratio = odd_seconds[i] / truth(1000, 0);
+        bool far = ratio > 1000 || ratio < 0.001;
+        assert_int_equal(kvt_prefill_observe(&p, 1000, 0, odd_seconds[i]), 0);
+        if (far)
+            assert_near(kvt_prefill_seconds(&p, 1000, 0), truth(1000, 0), 1e-6);
+        assert_true(!far || kvt_prefill_unsure(&p));
+        for (int after = 0; after < 25; after++) {
+            feed_prefill(&p, &rng, 1, 1);
+            assert_near(kvt_prefill_seconds(&p, 1000, 0), truth(1000, 0), after < 3 ? 2 : 0.35);
+        }
+    }
+    struct kvt_prefill slow = prefill(A, B);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(kvt_prefill_observe(&slow, 1000, 0, 5000 * truth(1000, 0)), 0);
+    assert_near(kvt_prefill_seconds(&slow, 1000, 0), 5000 * truth(1000, 0), 0.1);
 }
 
 /* Launches of a few tokens take what a launch takes: they would hide what a token costs. */
@@ -308,6 +355,28 @@ static void test_collapse_and_recovery(void **state)
     }
 }
 
+static void test_one_odd_load_changes_nothing(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        for (size_t i = 0; i < KVT_ARRAY_LEN(odd_seconds); i++) {
+            struct kvt_rng rng = {seed};
+            struct kvt_tier_model t = tier(0.001, 2 * GB), first = t;
+            feed_tier(&t, &rng, 60, 0.001, 3 * GB);
+            assert_int_equal(kvt_tier_observe(&t, 32 << 20, 0, odd_seconds[i]), 0);
+            assert_int_equal(kvt_tier_observe(&first, 32 << 20, 0, odd_seconds[i]), 0);
+            for (int after = 0; after <= 25; after++) {
+                assert_near(kvt_tier_seconds(&t, 1e8, 0), 0.001 + 1e8 / (3 * GB), 0.35);
+                feed_tier(&t, &rng, 1, 0.001, 3 * GB);
+                feed_tier(&first, &rng, 1, 0.001, 3 * GB);
+                if (after >= 3 || odd_seconds[i] > 100)
+                    assert_near(kvt_tier_seconds(&first, 1e8, 0), 0.001 + 1e8 / (3 * GB),
+                                after < 3 ? 2 : 0.35);
+            }
+        }
+    }
+}
+
 static void test_probes_have_a_floor(void **state)
 {
     (void)state;
@@ -352,6 +421,8 @@ int main(void)
         cmocka_unit_test(test_chunks_add_up),
         cmocka_unit_test(test_prefill_is_found_whatever_the_start),
         cmocka_unit_test(test_prefill_survives_outliers),
+        cmocka_unit_test(test_one_outlier_changes_nothing),
+        cmocka_unit_test(test_an_absurd_first_one_waits),
         cmocka_unit_test(test_short_launches_are_not_fitted),
         cmocka_unit_test(test_prefill_follows_a_change),
         cmocka_unit_test(test_one_length_keeps_the_shape),
@@ -361,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_tier_is_found_whatever_the_start),
         cmocka_unit_test(test_classes_of_size),
         cmocka_unit_test(test_collapse_and_recovery),
+        cmocka_unit_test(test_one_odd_load_changes_nothing),
         cmocka_unit_test(test_probes_have_a_floor),
         cmocka_unit_test(test_fixed_models_stay),
     };
