@@ -201,6 +201,10 @@ static void print_text(const struct plan *p)
         if (p->bytes[level_order[i]] > 0)
             printf("%-6s %12.0f %16.3f\n", level_name(level_order[i]), p->bytes[level_order[i]],
                    break_even(p, level_order[i]));
+    if (m->latent_dim)
+        printf("A latent is stored at 8 bits at least: kv6, kv5, kv4 and int4 are kv8 here.\n");
+    else
+        printf("kv8 to kv4: coded after a transform; int4: plain 4 bits, for comparison.\n");
     print_tiers(p);
     if (p->sessions)
         print_sessions(p);
@@ -347,9 +351,37 @@ static int plan_run(struct plan *p)
     return code;
 }
 
+/* An option that would do nothing. */
+static int options_refused(const struct plan *p)
+{
+    const char *of_sessions = p->dram         ? "--dram"
+                              : p->disk       ? "--disk"
+                              : p->gpu_memory ? "--gpu-memory"
+                              : p->weights    ? "--weights"
+                              : p->gpus       ? "--gpus"
+                                              : NULL;
+
+    if (p->example && (p->model_name || p->config)) {
+        kvt_cli_error(COMMAND, "--example is of llama-3.3-70b: it takes no %s",
+                      p->model_name ? "--model" : "--config");
+        return 1;
+    }
+    if (p->example && (p->sessions || p->gpus || p->gpu_memory || p->weights)) {
+        kvt_cli_error(COMMAND, "--example has sessions and GPUs of its own: leave out %s",
+                      p->sessions ? "--sessions" : of_sessions);
+        return 1;
+    }
+    if (!p->example && !p->sessions && of_sessions) {
+        kvt_cli_error(COMMAND, "%s does nothing without --sessions N: how many are to be kept",
+                      of_sessions);
+        return 1;
+    }
+    return 0;
+}
+
 int kvt_cmd_plan(int argc, char **argv)
 {
-    struct plan p = {.block = 16, .gpus = 1, .context = 32768};
+    struct plan p = {.block = 16, .context = 32768};
     char models[1024];
     const uint64_t pib = 1ull << 50;
     const struct kvt_cli_option options[] = {
@@ -434,11 +466,14 @@ int kvt_cmd_plan(int argc, char **argv)
 
     if (rc)
         return rc == 1 ? KVT_EXIT_OK : rc;
-    if (p.example)
-        set_example(&p);
+    if (options_refused(&p))
+        return KVT_EXIT_USAGE;
     if (p.model_name && p.config) {
         kvt_cli_error(COMMAND, "give either --model NAME or --config FILE");
         return KVT_EXIT_USAGE;
     }
+    p.gpus = p.gpus ? p.gpus : 1;
+    if (p.example)
+        set_example(&p);
     return plan_run(&p);
 }

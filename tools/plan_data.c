@@ -62,9 +62,9 @@ json_t *plan_data_load(const char *path, char *error, size_t len)
     json_t *data = json_loads(plan_shipped, 0, &why), *more = NULL;
 
     if (data && path) {
-        more = json_load_file(path, 0, &why);
-        if (!more) {
-            snprintf(error, len, "%s, line %d: %s", path, why.line, why.text);
+        more = plan_json_load(path, error, len);
+        if (!more || plan_data_check(path, more, error, len)) {
+            json_decref(more);
             json_decref(data);
             return NULL;
         }

@@ -4,6 +4,7 @@
 #define KVT_TOOLS_PLAN_DATA_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -20,7 +21,7 @@ struct plan_model {
      * fixed size instead of a cache. */
     uint32_t window_layers, window_tokens, state_layers;
     double state_bytes; /* of all of them together, as the engine keeps it; 0: not known */
-    char note[256];     /* what was not looked at; "" none */
+    char note[512];     /* what was not looked at; "" none */
 };
 
 /* Bytes a token takes in the layers of full attention, and in those with a window. */
@@ -60,8 +61,20 @@ int plan_token_bytes(const struct plan_model *model, uint32_t block, struct plan
 double plan_session_bytes(const struct plan_model *model, const struct plan_bytes *bytes, int level,
                           double tokens);
 
-/* For plan_config.c: a whole number from 1 to max, 0: not there, -1: there, and none; whether there
- * is a layout of that shape. */
+/* A file that holds an object of JSON. Owned. NULL: error. */
+json_t *plan_json_load(const char *path, char *error, size_t len);
+/* Whether all of a user's data is known and in range; the sentence names file, entry and field. */
+int plan_data_check(const char *path, json_t *more, char *error, size_t len);
+/* Text of others for a terminal: control characters as \xNN; cut to len. */
+void plan_printable(char *out, size_t len, const char *text);
+
+/* For plan_config.c: counts out->layers by kind, with states and windows; what is not understood
+ * goes to the note, as what plan_tell() says of a field. Whether the type begins so. */
+void plan_layers(json_t *config, struct plan_model *out);
+void plan_tell(struct plan_model *out, const char *what, const char *then);
+bool plan_is_type(const json_t *config, const char *prefix);
+/* For plan_config.c and plan_layers.c: a whole number from 1 to max, 0: not there, -1: there, and
+ * none; whether there is a layout of that shape. */
 int64_t plan_whole(const json_t *object, const char *key, int64_t max);
 int plan_shape_check(const struct plan_model *model, const char *where, char *error, size_t len);
 

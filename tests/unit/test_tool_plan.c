@@ -207,6 +207,21 @@ static void bad_data_is_named(void **state)
          "window_tokens"},
         {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 1e999}]}", "line 1"},
         {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 0}]}", "tier x"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 1, \"latency_us\": \"100\"}]}", "latency_us"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 1, \"dwpd\": true}]}", "dwpd"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 1, \"usd_per_gb\": 1e308}]}", "usd_per_gb"},
+        {"{\"tiers\": [{\"name\": \"x\", \"gbps\": 1, \"latency\": 5}]}", "latency_us"},
+        {"{\"tiers\": [3]}", "entry 1"},
+        {"{\"prefill\": [{\"model\": \"llama-3-8b\", \"us_per_token\": \"3\"}]}", "us_per_token"},
+        {"{\"prefill\": [{\"model\": \"llama-3-8b\", \"us_per_token\": 0}]}", "us_per_token"},
+        {"{\"prefill\": [{\"model\": \"llama-3-8b\", \"us_per_token\": 1e-300}]}", "0.001"},
+        {"{\"prefill\": [{\"model\": \"x\"}]}", "needs \"us_per_token\""},
+        {"{\"prefill\": [{\"model\": \"x\", \"us_per_token\": 1, \"ns_per_token2\": -5}]}",
+         "ns_per_token2"},
+        {"{\"models\": [{\"name\": \"x\", \"also\": 5}]}", "also"},
+        {"{\"models\": [{\"name\": \"x\", \"layers\": \"8\"}]}", "layers"},
+        {"{\"modles\": []}", "did you mean \"models\""},
+        {"[]", "no JSON object"},
         {"{\"models\": [{\"name\": \"llama-3-8b\", \"layers\": 9, \"kv_heads\": 8, "
          "\"head_dim\": 100}]}",
          "multiple of 16"},
@@ -217,6 +232,54 @@ static void bad_data_is_named(void **state)
         if (!strstr(run.err, bad[i].says))
             fail_msg("'%s' does not name %s", run.err, bad[i].says);
     }
+}
+
+#define SHAPE "\"num_key_value_heads\": 8, \"head_dim\": 128, \"num_attention_heads\": 64"
+
+/* Options that would do nothing, files that are none, and names that would move a cursor. */
+static void what_would_do_nothing_is_refused(void **state)
+{
+    (void)state;
+    static const char *const idle[][2] = {{"--dram", "1TB"},
+                                          {"--disk", "1TB"},
+                                          {"--gpu-memory", "80GB"},
+                                          {"--weights", "16GB"},
+                                          {"--gpus", "2"}};
+    for (size_t i = 0; i < sizeof(idle) / sizeof(idle[0]); i++) {
+        TOOL("--model", "llama-3-8b", idle[i][0], idle[i][1]);
+        assert_int_equal(run.code, 2);
+        assert_non_null(strstr(run.err, idle[i][0]));
+        assert_non_null(strstr(run.err, "--sessions"));
+        TOOL("--model", "llama-3-8b", "--sessions", "3", idle[i][0], idle[i][1]);
+        assert_int_equal(run.code, 0);
+    }
+    TOOL("--example", "--model", "llama-3-8b");
+    assert_int_equal(run.code, 2);
+    assert_non_null(strstr(run.err, "--model"));
+    TOOL("--model", "llama-3-8b", "--data",
+         file("bad.json", "{\"tiers\": [{\"name\": \"x\", \"gbps\": \"1\"}]}"));
+    assert_non_null(strstr(run.err, "bad.json: tier x: \"gbps\" is expected to be a number from"));
+    TOOL("--example", "--gpus", "2");
+    assert_int_equal(run.code, 2);
+    TOOL("--config", dir);
+    assert_non_null(strstr(run.err, "is a directory"));
+    TOOL("--model", "llama-3-8b", "--data", dir);
+    assert_non_null(strstr(run.err, "is a directory"));
+    TOOL("--model", "llama-3-8b", "--data", "/nonexistent.json");
+    assert_non_null(strstr(run.err, "/nonexistent.json: cannot be read: No such file"));
+    TOOL("--config",
+         file("config.json", "{\"model_type\": \"a\\u001b[31m\\u0007\\n\\u0085\", " SHAPE
+                             ", \"num_hidden_layers\": 4}"));
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "a\\x1b[31m\\x07\\x0a\\xc2"));
+    assert_null(strchr(run.out, 27));
+    TOOL("--config",
+         file("config.json", "{\"model_type\": \"\", " SHAPE ", \"num_hidden_layers\": 4}"));
+    assert_non_null(strstr(run.out, "config.json: 4 layers"));
+    TOOL("--model", "deepseek-v3");
+    assert_non_null(strstr(run.out, "A latent is stored at 8 bits"));
+    TOOL("--model", "llama-3-8b");
+    assert_non_null(strstr(run.out, "int4: plain 4 bits"));
 }
 
 #define LLAMA                                                                         \
@@ -249,7 +312,6 @@ static void a_config_json_is_a_model(void **state)
 static void windows_and_states_are_not_full_attention(void **state)
 {
     (void)state;
-#define SHAPE "\"num_key_value_heads\": 8, \"head_dim\": 128, \"num_attention_heads\": 64"
 #define WORDS(a, b) "\"layer_types\": [" a ", " b ", " a ", " b "]"
     static const struct {
         const char *text;
@@ -343,6 +405,138 @@ static void windows_and_states_are_not_full_attention(void **state)
     }
     TOOL("--config", file("config.json", cases[0].text), "--prefill", "9");
     assert_non_null(strstr(run.out, "52 of the layers see the last 1024 tokens"));
+}
+
+/* Models whose layers are not all of full attention, each in its own words. */
+static void hybrids_are_counted_by_their_layers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int full, windows, window, states;
+        double layer, state_bytes; /* a token and layer; all states */
+    } cases[] = {
+        {"{\"model_type\": \"bamba\", \"attn_layer_indices\": [9, 18, 27], "
+         "\"hidden_size\": 4096, \"num_attention_heads\": 32, "
+         "\"num_hidden_layers\": 32, \"num_key_value_heads\": 8, "
+         "\"mamba_d_conv\": 4, \"mamba_d_head\": 64, \"mamba_d_state\": 128, "
+         "\"mamba_expand\": 2, \"mamba_n_groups\": 1, \"mamba_n_heads\": 128}",
+         3, 0, 0, 29, 4096, 29 * (8192 * 128 * 4.0 + 8192 * 4 * 2)},
+        {"{\"model_type\": \"zamba2\", \"hidden_size\": 2560, "
+         "\"num_hidden_layers\": 54, \"num_attention_heads\": 32, "
+         "\"num_key_value_heads\": 32, \"attention_head_dim\": 160, "
+         "\"attention_hidden_size\": 5120, \"hybrid_layer_ids\": [6, 12, 18, "
+         "24, 30, 36, 42, 47, 51], \"mamba_d_conv\": 4, \"mamba_d_state\": 64, "
+         "\"mamba_expand\": 2, \"mamba_ngroups\": 1, \"n_mamba_heads\": 80}",
+         9, 0, 0, 45, 20480, 54 * (5120 * 64 * 4.0 + 5120 * 4 * 2)},
+        {"{\"model_type\": \"recurrent_gemma\", \"attention_window_size\": "
+         "2048, \"block_types\": [\"recurrent\", \"recurrent\", \"attention\"], "
+         "\"head_dim\": 256, \"hidden_size\": 2560, \"lru_width\": 2560, "
+         "\"num_attention_heads\": 10, \"num_hidden_layers\": 26, "
+         "\"num_key_value_heads\": 1, \"conv1d_width\": 4}",
+         0, 8, 2048, 18, 1024, 18 * (2560 * 4.0 + 4 * 2560 * 2)},
+        {"{\"model_type\": \"minimax_text_01\", \"hidden_size\": 6144, "
+         "\"head_dim\": 128, \"num_attention_heads\": 64, \"num_hidden_layers\": "
+         "8, \"num_key_value_heads\": 8, \"attn_type_list\": [0, 0, 0, 0, 0, 0, "
+         "0, 1]}",
+         1, 0, 0, 7, 4096, 7 * (64 * 128 * 128 * 4.0)},
+        {"{\"model_type\": \"lfm2\", \"hidden_size\": 2048, "
+         "\"num_attention_heads\": 32, \"num_hidden_layers\": 16, "
+         "\"num_key_value_heads\": 8, \"conv_L_cache\": 3, \"full_attn_idxs\": "
+         "[2, 5, 8, 10, 12, 14]}",
+         6, 0, 0, 10, 2048, 10 * (3 * 2048 * 2.0)},
+        {"{\"model_type\": \"kimi_linear\", \"hidden_size\": 2304, \"head_dim\": "
+         "72, \"num_attention_heads\": 32, \"num_hidden_layers\": 27, "
+         "\"num_key_value_heads\": 32, \"kv_lora_rank\": 512, "
+         "\"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, \"v_head_dim\": "
+         "128, \"linear_attn_config\": {\"full_attn_layers\": [4, 8, 12, 16, "
+         "20, 24, 27], \"head_dim\": 128, \"kda_layers\": [1, 2, 3, 5, 6, 7, 9, "
+         "10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26], \"num_heads\": "
+         "32, \"short_conv_kernel_size\": 4}}",
+         7, 0, 0, 20, 1152, 20 * (4096 * 128 * 4.0 + 3 * 4 * 4096 * 2)},
+        {"{\"model_type\": \"nemotron_h\", \"hybrid_override_pattern\": "
+         "\"M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-\", "
+         "\"hidden_size\": 4096, \"num_hidden_layers\": 52, "
+         "\"attention_head_dim\": 128, \"head_dim\": 128, "
+         "\"num_attention_heads\": 32, \"num_key_value_heads\": 8, "
+         "\"ssm_state_size\": 128, \"mamba_num_heads\": 128, \"mamba_head_dim\": "
+         "64, \"n_groups\": 8, \"conv_kernel\": 4}",
+         4, 0, 0, 24, 4096, 24 * (8192 * 128 * 4.0 + 4 * (8192 + 2 * 8 * 128) * 2)},
+        {"{\"model_type\": \"nemotron-nas\", \"hidden_size\": 8192, "
+         "\"num_attention_heads\": 64, \"num_key_value_heads\": null, "
+         "\"num_hidden_layers\": 2, \"block_configs\": [{\"attention\": "
+         "{\"n_heads_in_group\": 8, \"no_op\": false}}, {\"attention\": "
+         "{\"n_heads_in_group\": null, \"no_op\": true}}]}",
+         1, 0, 0, 0, 4096, 0},
+        {"{\"model_type\": \"falcon\", \"hidden_size\": 4544, \"multi_query\": "
+         "true, \"new_decoder_architecture\": false, \"num_attention_heads\": "
+         "71, \"num_hidden_layers\": 32, \"num_kv_heads\": 71}",
+         32, 0, 0, 0, 256, 0},
+        {"{\"model_type\": \"mllama\", \"text_config\": {\"model_type\": "
+         "\"mllama_text_model\", \"hidden_size\": 4096, \"num_attention_heads\": "
+         "32, \"num_hidden_layers\": 40, \"num_key_value_heads\": 8, "
+         "\"cross_attention_layers\": [3, 8, 13, 18, 23, 28, 33, 38]}}",
+         32, 0, 0, 0, 4096, 0},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const double context = 32768;
+        TOOL("--config", file("config.json", cases[i].text), "--prefill", "9000", "--json");
+        json_t *document = json();
+        print_message("           %zu: %s\n", i,
+                      json_string_value(json_object_get(document, "note")));
+        near(number(document, "layers", "all"), cases[i].full + cases[i].windows + cases[i].states);
+        near(number(document, "layers", "window"), cases[i].windows);
+        near(number(document, "layers", "state"), cases[i].states);
+        near(number(document, "layers", "state_bytes"), cases[i].state_bytes);
+        near(number(document, "bytes_per_token", "bf16"),
+             (cases[i].layer *
+                  (cases[i].full * context + cases[i].windows * (double)cases[i].window) +
+              cases[i].state_bytes) /
+                 context);
+        json_decref(document);
+    }
+}
+
+/* Never silently: what hints at other layers, at a cache on top, or is of a wrong kind. */
+static void what_a_config_hints_at_is_named(void **state)
+{
+    (void)state;
+#define FOUR "{\"num_hidden_layers\": 4, " SHAPE ", "
+    static const char *const hints[][2] = {
+        {FOUR "\"mamba_d_state\": 16}", "mamba"},
+        {FOUR "\"ssm_cfg\": {\"a\": 1}}", "ssm_"},
+        {FOUR "\"conv_kernel_size\": 4}", "conv_"},
+        {FOUR "\"linear_num_heads\": 4}", "linear_"},
+        {FOUR "\"attention_types\": [[\"global\", \"local\"]]}", "attention_type"},
+        {FOUR "\"attn_layer_indices\": [7]}", "attn_layer_indices"},
+        {FOUR "\"block_types\": [\"new\"]}", "block_types"},
+        {FOUR "\"attn_type_list\": [1]}", "attn_type_list"},
+        {FOUR "\"block_configs\": [{}]}", "block_configs"},
+        {FOUR "\"model_type\": \"brand_new\"}", "model_type"},
+        {FOUR "\"index_head_dim\": 128}", "indexer"},
+        {FOUR "\"cross_attention_layers\": [3]}", "images"},
+        {FOUR "\"sliding_window\": \"8\"}", "sliding_window"},
+        {FOUR "\"sliding_window\": 8.5}", "sliding_window"},
+        {FOUR "\"sliding_window\": true}", "sliding_window"},
+        {FOUR "\"sliding_window\": 1000000000000000000}", "sliding_window"},
+    };
+    static const char *const quiet[] = {
+        FOUR "\"model_type\": \"llama\", \"sliding_window\": null}",
+        FOUR "\"model_type\": \"qwen3\", \"sliding_window\": 0, \"conv_size\": 0}",
+        FOUR "\"model_type\": \"glm4\", \"linear_attn\": false, \"block_types\": []}"};
+    for (size_t i = 0; i < sizeof(hints) / sizeof(hints[0]); i++) {
+        TOOL("--config", file("config.json", hints[i][0]), "--json");
+        json_t *document = json();
+        const char *note = json_string_value(json_object_get(document, "note"));
+        if (!strstr(note, hints[i][1]))
+            fail_msg("%s: '%s'", hints[i][0], note);
+        near(number(document, "layers", "state") + number(document, "layers", "window"), 0);
+        json_decref(document);
+    }
+    for (size_t i = 0; i < sizeof(quiet) / sizeof(quiet[0]); i++) {
+        TOOL("--config", file("config.json", quiet[i]));
+        assert_null(strstr(run.out, "note:"));
+    }
 }
 
 /* Configurations as they are published, cut down to what is read. */
@@ -467,7 +661,7 @@ static void what_a_config_lacks_is_named(void **state)
         {"{\"num_hidden_layers\": 3, \"kv_lora_rank\": 512}", "qk_rope_head_dim"},
         {"{\"num_hidden_layers\": 3, \"num_key_value_heads\": 8, \"head_dim\": 72}", "multiple"},
         {"[1, 2", "line 1"},
-        {"[1, 2]", "num_hidden_layers"},
+        {"[1, 2]", "no JSON object"},
         {"{\"num_hidden_layers\": null}", "num_hidden_layers"},
         {"{\"num_hidden_layers\": 99999999}", "num_hidden_layers"},
     };
@@ -521,9 +715,12 @@ int main(void)
         cmocka_unit_test(drives_wear_out),
         cmocka_unit_test(a_users_file_adds_and_replaces),
         cmocka_unit_test(bad_data_is_named),
+        cmocka_unit_test(what_would_do_nothing_is_refused),
         cmocka_unit_test(a_config_json_is_a_model),
         cmocka_unit_test(families_of_models),
         cmocka_unit_test(windows_and_states_are_not_full_attention),
+        cmocka_unit_test(hybrids_are_counted_by_their_layers),
+        cmocka_unit_test(what_a_config_hints_at_is_named),
         cmocka_unit_test(what_is_stored_is_all_of_it),
         cmocka_unit_test(what_a_config_lacks_is_named),
         cmocka_unit_test(wrong_words_get_the_nearest),
