@@ -1,4 +1,4 @@
-/* The system's monotonic clock as a struct kvt_clock. Threads: any; no state. */
+/* The system's clocks as a struct kvt_clock. Threads: any; no state. */
 #include "base/clock.h"
 
 #include <stddef.h>
@@ -16,4 +16,18 @@ static int64_t monotonic_now_ns(void *ctx)
 struct kvt_clock kvt_clock_system(void)
 {
     return (struct kvt_clock){.now_ns = monotonic_now_ns, .ctx = NULL};
+}
+
+static int64_t wall_now_ns(void *ctx)
+{
+    struct timespec ts;
+
+    (void)ctx;
+    clock_gettime(CLOCK_REALTIME, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+struct kvt_clock kvt_clock_wall(void)
+{
+    return (struct kvt_clock){.now_ns = wall_now_ns, .ctx = NULL};
 }

@@ -14,6 +14,9 @@ static inline int64_t kvt_clock_now(const struct kvt_clock *clock)
     return clock->now_ns(clock->ctx);
 }
 
+/* CLOCK_REALTIME, nanoseconds since 1970: it goes back, and jumps. */
+struct kvt_clock kvt_clock_wall(void);
+
 /* CLOCK_MONOTONIC. */
 struct kvt_clock kvt_clock_system(void);
 

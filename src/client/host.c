@@ -48,6 +48,7 @@ static void store_params(struct kvt_host *host, struct kvt_store_params *params,
     params->remote_write = settings->remote_write;
     params->seed = kvt_rng_seed_os();
     params->clock = host->clock;
+    params->wall = kvt_clock_wall();
     params->log = host->log;
     params->reply = kvt_owner_reply;
     params->reply_ctx = host->owner;

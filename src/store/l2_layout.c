@@ -1,5 +1,5 @@
-/* Division of the cap: see l2_layout.h. The fixed part is 1 MiB (4 MiB from 1 GiB on):
- *   superblock 2 pages, lock 1, stats at most 16, journal, half a journal while it is rewritten. */
+/* Division of the cap: see l2_layout.h. The fixed part is 1 MiB (4 MiB from 1 GiB on): superblock
+ * 2 pages, lock 1, stats and ttl at most 16, journal, half a journal while it is rewritten. */
 #include "store/l2_layout.h"
 
 #include "base/checked.h"

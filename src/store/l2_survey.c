@@ -54,7 +54,8 @@ static enum kvt_l2_name plain_name_kind(const char *name, uint32_t *segment)
     if (!strcmp(name, KVT_L2_NAME_LOCK))
         return KVT_L2_NAME_IS_LOCK;
     if (!strcmp(name, KVT_L2_NAME_STATS) || !strcmp(name, KVT_L2_NAME_PLAN) ||
-        !strcmp(name, KVT_L2_NAME_PATHS) || !strcmp(name, KVT_L2_NAME_ADMISSION))
+        !strcmp(name, KVT_L2_NAME_PATHS) || !strcmp(name, KVT_L2_NAME_ADMISSION) ||
+        !strcmp(name, KVT_L2_NAME_TTL))
         return KVT_L2_NAME_IS_STATS;
     return segment_number(name, segment) ? KVT_L2_NAME_IS_SEGMENT : KVT_L2_NAME_IS_FOREIGN;
 }

@@ -17,6 +17,7 @@
 #define KVT_L2_NAME_JOURNAL_NEXT "journal.tmp"
 #define KVT_L2_NAME_LOCK "lock"
 #define KVT_L2_NAME_STATS "stats"
+#define KVT_L2_NAME_TTL "ttl"
 #define KVT_L2_NAME_PLAN "plan" /* the client half's, which alone reads it; likewise: */
 #define KVT_L2_NAME_PATHS "gpu-paths"
 #define KVT_L2_NAME_ADMISSION "admission"

@@ -38,6 +38,7 @@ static void destroy(struct kvt_store *store)
         free(store->disks[i].pinned);
         free(store->disks[i].uses);
         free(store->disks[i].writes);
+        kvt_ttl_marks_close(store, &store->disks[i].marks, false);
         kvt_drain_destroy(&store->disks[i]);
     }
     kvt_join_close(store);
@@ -293,6 +294,10 @@ void kvt_store_close(struct kvt_store *store, int64_t timeout_ns)
     kvt_store_stats(store, &store->at_close);
     kvt_admit_keep(store);
     close_roots(store);
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        kvt_ttl_marks_wait(&store->disks[i].marks);
     kvt_statfile_close(store);
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        kvt_ttl_marks_close(store, &store->disks[i].marks, true);
     destroy(store);
 }

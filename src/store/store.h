@@ -24,10 +24,10 @@ struct kvt_admission_chances;
 
 #define KVT_STORE_ROOTS_MAX 16u
 /* Descriptors of a root: segments, as many as its files_max says, and besides its directory, lock,
- * event descriptor, ring, superblock, two journals and "stats". */
+ * event descriptor, ring, superblock, two journals, "stats" and "ttl". */
 #define KVT_STORE_ROOT_FILES_MIN 16u
 #define KVT_STORE_ROOT_FILES_MAX 120u
-#define KVT_STORE_ROOT_FDS_OTHER 8u
+#define KVT_STORE_ROOT_FDS_OTHER 9u
 
 struct kvt_store_root {
     struct kvt_io *io; /* locked; the store closes its log, the caller destroys the io after */
@@ -86,6 +86,8 @@ struct kvt_store_params {
     uint64_t remote_queue_bytes; /* records on their way there at a time */
     int remote_write;            /* enum kvt_remote_write */
     struct kvt_clock clock;
+    struct kvt_clock wall; /* nanoseconds since 1970, however wrong: how old blocks of an earlier
+                              life are. None: what a restart finds begins to live anew */
     struct kvt_log log;
     /* Deliver a reply to a client. The message is borrowed during the call. Clients reserve room
      * for every reply they can be owed, so this never blocks or fails; a client that does not is

@@ -101,12 +101,13 @@ struct kvt_store_disk { /* one root */
     struct kvt_store_write *writes; /* KVT_STORE_ROOT_WRITES, all roots' in one free list */
     uint64_t read_fails;
     struct kvt_store_batch batches[KVT_STORE_BATCHES];
-    int64_t batch_end_ns; /* the last one ended */
-    uint64_t write_rate;  /* bytes a second, as measured; 0: not yet */
-    uint32_t batch_bytes; /* most of the next batch, by that */
-    bool joining;         /* what it holds is still being taken in (store_join.c) */
-    uint32_t lives;       /* of segments that have begun: the time of the log */
-    uint32_t filled;      /* segments with records: as many lives are a turn */
+    int64_t batch_end_ns;       /* the last one ended */
+    uint64_t write_rate;        /* bytes a second, as measured; 0: not yet */
+    uint32_t batch_bytes;       /* most of the next batch, by that */
+    bool joining;               /* what it holds is still being taken in (store_join.c) */
+    uint32_t lives;             /* of segments that have begun: the time of the log */
+    uint32_t filled;            /* segments with records: as many lives are a turn */
+    struct kvt_ttl_marks marks; /* of store_marks.c */
 };
 
 struct kvt_store {

@@ -56,6 +56,7 @@ struct kvt_store_joining {
     struct kvt_store_root root;
     struct kvt_l2 *l2;
     uint64_t next_sequence;
+    struct kvt_ttl_marks marks;
     struct kvt_namespaces spaces; /* of the list's records */
     struct piece *first, *last;
     uint64_t count, bad;
@@ -185,6 +186,7 @@ void kvt_store_root_discard(struct kvt_store_joining *joining)
     if (joining->l2)
         kvt_l2_close(joining->l2);
     list_free(joining);
+    free(joining->marks.buffer);
     free(joining);
 }
 
@@ -204,8 +206,12 @@ int kvt_store_root_open(const struct kvt_store *store, const struct kvt_store_ro
     params.found = record_found;
     params.ctx = joining;
     err = kvt_namespaces_init(&joining->spaces);
+    kvt_ttl_marks_read(&joining->marks, root->io, &store->params);
     if (!err)
         err = kvt_l2_open(&params, &joining->l2, &joining->next_sequence);
+    if (!err)
+        kvt_ttl_marks_begin(&joining->marks, &store->params, joining->next_sequence,
+                            kvt_ttl_wanted(&store->params));
     if (!err)
         err = joining->err;
     if (!err)
@@ -273,6 +279,8 @@ int kvt_store_root_join(struct kvt_store *store, struct kvt_store_joining *joini
     }
     kvt_l2_set_ctx(joining->l2, disk);
     joining->l2 = NULL; /* the store's */
+    disk->marks = joining->marks;
+    joining->marks.buffer = NULL;
     joining->number = number;
     disk->joining = true;
     store->joining = joining;
@@ -361,6 +369,7 @@ static void put_in(struct kvt_store *store, uint32_t root, const struct found *f
     }
     kvt_entry_set_map(store, entry, f->map);
     store->counts.recovered_blocks++;
+    kvt_ttl_found(store, entry, &store->disks[root].marks, f->sequence);
     link_found(store, entry, ns, f);
 }
 

@@ -169,6 +169,7 @@ static void found(void *ctx, const struct kvt_entry *record, uint32_t segment, u
     kvt_entry_set_map(store, entry, record->map);
     store->recover_sequence[entry] = record->sequence;
     store->recover_generation[entry] = generation;
+    kvt_ttl_found(store, entry, &disk->marks, record->sequence);
     store->counts.recovered_blocks++;
     link_parent(store, entry, ns, record);
 }
@@ -242,12 +243,14 @@ static int open_root(struct kvt_store *store, uint32_t number, const struct kvt_
     params.ctx = disk;
     disk->store = store;
     disk->number = number;
+    kvt_ttl_marks_read(&disk->marks, root->io, &store->params);
     err = kvt_l2_open(&params, &disk->l2, &next);
     if (err) {
         disk->l2 = NULL;
         return err;
     }
     store->sequence_next = KVT_MAX(store->sequence_next, next);
+    kvt_ttl_marks_begin(&disk->marks, &store->params, next, kvt_ttl_wanted(&store->params));
     return kvt_disk_init(store, number, root, disk->l2);
 }
 
@@ -265,6 +268,7 @@ int kvt_recover(struct kvt_store *store, uint32_t *bad_root)
                              store->params.blocks_max ? store->params.blocks_max : CAPACITY_FIRST);
 
     store->sequence_next = 1;
+    kvt_ttl_open(store);
     for (uint32_t i = 0; i < store->params.root_count && !err; i++) {
         err = entries_grow(store);
         if (!err)

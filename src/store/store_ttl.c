@@ -8,8 +8,8 @@
  * round. Then the roots journal "what was stored before this sequence is gone" (of that namespace),
  * where the sequence is the first that was given out within the time to live. So a block that was
  * kept alive by its uses for longer than that does not survive a restart either: the disk does not
- * know of its uses. What a restart finds starts to live anew, and so does what is there when a
- * namespace gets another time.
+ * know of its uses. What a restart finds goes on with the age that store_marks.c knows of, until it
+ * is used; what has been used in this life begins anew when a namespace gets another time.
  *
  * The clock never goes back here. Pinned blocks do not expire; they begin anew when they are let
  * go. Bytes on disk stay until their segment is recycled: a purge is for what must not. Threads:
@@ -24,6 +24,8 @@
 #include "store/store_impl.h"
 
 #define PASS_TICKS (KVT_TTL_TICKS / 16u)
+#define BORN_NS UINT64_C(62500000) /* unit of kvt_store_ttl.born */
+#define TICKS_OLD UINT64_C(16384)  /* any age above the time to live, far from coming round */
 
 /* The clocks that run: the store's first, when it has one. */
 static struct kvt_ttl_clock *first_clock(struct kvt_store_ttl *ttl)
@@ -54,6 +56,18 @@ static void plan_pass(struct kvt_store_ttl *ttl)
     ttl->pass_ns = INT64_MAX;
     for (const struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c))
         ttl->pass_ns = KVT_MIN(ttl->pass_ns, (int64_t)(c->pass_tick + PASS_TICKS) * c->unit_ns);
+}
+
+/* Of a block of an earlier life that nobody has used in this one the age counts. */
+static void stamp(struct kvt_store *store, uint32_t entry, const struct kvt_ttl_clock *clock)
+{
+    const struct kvt_store_ttl *ttl = &store->ttl;
+    uint64_t born = entry < ttl->born_capacity ? ttl->born[entry] : 0, ticks = 0;
+
+    if (born)
+        ticks = ((born - 1) * BORN_NS + (uint64_t)KVT_MAX(ttl->now_ns - ttl->open_ns, INT64_C(0))) /
+                (uint64_t)clock->unit_ns;
+    store->ttl.stamps[entry] = (uint16_t)(clock->tick - KVT_MIN(ticks, TICKS_OLD));
 }
 
 /* The clock is among those that run. */
@@ -91,6 +105,74 @@ void kvt_ttl_destroy(struct kvt_store *store)
     }
     free(store->ttl.stamps);
     store->ttl.stamps = NULL;
+    free(store->ttl.born);
+    store->ttl.born = NULL;
+}
+
+/* ---- of an earlier life ------------------------------------------------------------------------
+ */
+
+void kvt_ttl_open(struct kvt_store *store)
+{
+    store->ttl.open_ns = store->ttl.wall_at_ns = kvt_store_now(store);
+}
+
+bool kvt_ttl_wanted(const struct kvt_store_params *params)
+{
+    bool wanted = params->ttl_ns > 0;
+
+    for (uint32_t i = 0; i < params->ns_rule_count; i++)
+        wanted = wanted || params->ns_rules[i].ttl_ns > 0;
+    return wanted;
+}
+
+int64_t kvt_ttl_wall(struct kvt_store *store)
+{
+    struct kvt_store_ttl *ttl = &store->ttl;
+    int64_t now = kvt_store_now(store),
+            wall = KVT_MAX(kvt_clock_now(&store->params.wall), INT64_C(0));
+
+    wall = KVT_MAX(wall, ttl->wall_ns + KVT_MAX(now - ttl->wall_at_ns, INT64_C(0)));
+    ttl->wall_ns = wall;
+    ttl->wall_at_ns = KVT_MAX(ttl->wall_at_ns, now);
+    return wall;
+}
+
+void kvt_ttl_found(struct kvt_store *store, uint32_t entry, const struct kvt_ttl_marks *marks,
+                   uint64_t sequence)
+{
+    struct kvt_store_ttl *ttl = &store->ttl;
+    int64_t stored = kvt_ttl_mark_of(marks, sequence), now;
+    const struct kvt_ttl_clock *clock;
+    uint64_t age;
+
+    if (stored == INT64_MAX)
+        return;
+    if (entry >= ttl->born_capacity) {
+        uint32_t capacity = store->index.capacity, before = ttl->born_capacity;
+        uint32_t *grown = realloc(ttl->born, (size_t)capacity * sizeof(*grown));
+
+        if (!grown)
+            return;
+        memset(grown + before, 0, (size_t)(capacity - before) * sizeof(*grown));
+        ttl->born = grown;
+        ttl->born_capacity = capacity;
+    }
+    now = kvt_ttl_wall(store) - (kvt_store_now(store) - ttl->open_ns);
+    age = ((uint64_t)KVT_MAX(now - stored, INT64_C(0)) + BORN_NS - 1) / BORN_NS;
+    ttl->born[entry] = (uint32_t)KVT_MIN(age, (uint64_t)UINT32_MAX - 1) + 1;
+    clock = entry < ttl->capacity ? clock_of(store, entry) : NULL;
+    if (clock)
+        stamp(store, entry, clock);
+}
+
+/* What was there before its clock was. */
+static void stamp_as_is(struct kvt_store *store, uint32_t entry)
+{
+    const struct kvt_ttl_clock *clock = entry < store->ttl.capacity ? clock_of(store, entry) : NULL;
+
+    if (clock)
+        stamp(store, entry, clock);
 }
 
 int kvt_ttl_grow(struct kvt_store *store)
@@ -109,19 +191,15 @@ int kvt_ttl_grow(struct kvt_store *store)
     ttl->capacity = capacity;
     for (uint32_t i = before; i < KVT_MIN(store->index.touched, capacity); i++)
         if (kvt_index_at(&store->index, i)->used)
-            kvt_ttl_touch(store, i);
+            stamp_as_is(store, i);
     return 0;
 }
 
 void kvt_ttl_touch(struct kvt_store *store, uint32_t entry)
 {
-    const struct kvt_ttl_clock *clock;
-
-    if (entry >= store->ttl.capacity)
-        return;
-    clock = clock_of(store, entry);
-    if (clock)
-        store->ttl.stamps[entry] = (uint16_t)clock->tick;
+    if (entry < store->ttl.born_capacity)
+        store->ttl.born[entry] = 0;
+    stamp_as_is(store, entry);
 }
 
 static void tick_clock(struct kvt_store *store, struct kvt_ttl_clock *clock)
@@ -153,6 +231,9 @@ void kvt_ttl_tick(struct kvt_store *store)
         tick_clock(store, c);
         ttl->tick_ns = KVT_MIN(ttl->tick_ns, (int64_t)(c->tick + 1) * c->unit_ns);
     }
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        if (store->disks[i].marks.count)
+            kvt_ttl_mark_add(&store->disks[i].marks, store->sequence_next, kvt_ttl_wall(store));
 }
 
 static struct kvt_ttl_clock *expired(struct kvt_store *store, uint32_t entry)
@@ -219,7 +300,7 @@ static void live_by(struct kvt_store *store, uint32_t ns, struct kvt_ttl_clock *
         const struct kvt_index_entry *e = kvt_index_at(&store->index, i);
 
         if (e->used && kvt_namespaces_same(&store->spaces, e->ns, ns))
-            kvt_ttl_touch(store, i);
+            stamp_as_is(store, i);
     }
 }
 
@@ -356,6 +437,14 @@ bool kvt_ttl_owes(const struct kvt_store *store)
     return store->ttl.owes;
 }
 
+/* With each pass; and at once where there was nobody with a time to live before. */
+static void note_marks(struct kvt_store *store, bool pass)
+{
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        if (pass || !store->disks[i].marks.count)
+            kvt_ttl_marks_note(store, &store->disks[i].marks);
+}
+
 int64_t kvt_ttl_run(struct kvt_store *store)
 {
     struct kvt_store_ttl *ttl = &store->ttl;
@@ -364,6 +453,7 @@ int64_t kvt_ttl_run(struct kvt_store *store)
     if (!ttl->stamps)
         return INT64_MAX;
     kvt_ttl_tick(store);
+    note_marks(store, !ttl->cursor && ttl->now_ns >= ttl->pass_ns);
     for (struct kvt_ttl_clock *c = first_clock(ttl); c && store->closing; c = next_clock(ttl, c))
         c->due = store->sequence_next;
     if (store->closing || (ttl->owes && !ttl->cursor))

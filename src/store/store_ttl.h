@@ -8,10 +8,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "io/io.h"
 #include "kvtier/layout.h"
 
 struct kvt_full_key;
 struct kvt_store;
+struct kvt_store_params;
 
 /* Ticks that a time to live is divided into; stamps are the last 16 bits of their number. */
 #define KVT_TTL_TICKS 64u
@@ -28,16 +30,41 @@ struct kvt_ttl_clock { /* of one time to live; unit_ns 0: blocks live for ever *
     uint8_t ns[KVT_NS_BYTES];      /* whose it is; not the store's */
 };
 
+#define KVT_TTL_FILE_MARKS 250u
+
+struct kvt_ttl_mark { /* records of sequences below were stored before that time */
+    uint64_t sequence;
+    int64_t wall_ns;
+};
+
+struct kvt_ttl_marks { /* of a root: store_marks.c. buffer NULL: not in use */
+    struct kvt_io *io;
+    void *buffer;  /* a page on its way */
+    uint64_t turn; /* of the page that was written last */
+    uint32_t count;
+    bool there; /* there was a file, damaged or not */
+    bool going;
+    int64_t written_ns;
+    uint64_t written_sequence;
+    struct kvt_io_req req;
+    struct kvt_ttl_mark marks[KVT_TTL_FILE_MARKS]; /* sequences and times rise */
+};
+
 struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
     uint16_t *stamps;  /* by entry: the tick of its last use, by its namespace's clock */
     uint32_t capacity;
-    int64_t now_ns;             /* the latest time seen */
-    int64_t tick_ns;            /* when the next tick of any clock is */
-    int64_t pass_ns;            /* when the next pass is due */
-    bool owes;                  /* something may have to be journaled as gone */
-    uint32_t cursor;            /* of the pass */
-    struct kvt_ttl_clock store; /* of namespaces that have none of their own */
-    struct kvt_ttl_clock *own;  /* those that have */
+    uint32_t *born; /* by entry: of an earlier life, and not used in this one: its age at the
+                       start, in 16ths of a second, + 1; else 0 */
+    uint32_t born_capacity;
+    int64_t open_ns;             /* the store's start, by its clock */
+    int64_t wall_ns, wall_at_ns; /* the latest of kvt_ttl_wall(), and when that was */
+    int64_t now_ns;              /* the latest time seen */
+    int64_t tick_ns;             /* when the next tick of any clock is */
+    int64_t pass_ns;             /* when the next pass is due */
+    bool owes;                   /* something may have to be journaled as gone */
+    uint32_t cursor;             /* of the pass */
+    struct kvt_ttl_clock store;  /* of namespaces that have none of their own */
+    struct kvt_ttl_clock *own;   /* those that have */
 };
 
 struct kvt_quota_link { /* of an entry, in the ring of its namespace */
@@ -75,6 +102,31 @@ int64_t kvt_ttl_run(struct kvt_store *store);
 void kvt_ttl_tick(struct kvt_store *store);
 /* Something that has expired is still to be journaled. */
 bool kvt_ttl_owes(const struct kvt_store *store);
+
+/* Before anything is found. A record that was found in a root of these marks is this entry. */
+void kvt_ttl_open(struct kvt_store *store);
+void kvt_ttl_found(struct kvt_store *store, uint32_t entry, const struct kvt_ttl_marks *marks,
+                   uint64_t sequence);
+/* The system's time; goes on as the store's does at least. */
+int64_t kvt_ttl_wall(struct kvt_store *store);
+/* The operator has said some time to live. */
+bool kvt_ttl_wanted(const struct kvt_store_params *params);
+
+/* ---- store_marks.c: how old what a restart finds is */
+/* Read a root's marks, before its log is opened; blocks. The log is open: a mark of that, with the
+ * next sequence; blocks. wanted: also where there is no file. */
+void kvt_ttl_marks_read(struct kvt_ttl_marks *m, struct kvt_io *io,
+                        const struct kvt_store_params *params);
+void kvt_ttl_marks_begin(struct kvt_ttl_marks *m, const struct kvt_store_params *params,
+                         uint64_t sequence, bool wanted);
+/* Time for a mark: it is written by and by. */
+void kvt_ttl_marks_note(struct kvt_store *store, struct kvt_ttl_marks *m);
+/* The log has closed: nothing is on its way any more. The last one, after that; both block. */
+void kvt_ttl_marks_wait(struct kvt_ttl_marks *m);
+void kvt_ttl_marks_close(struct kvt_store *store, struct kvt_ttl_marks *m, bool last);
+void kvt_ttl_mark_add(struct kvt_ttl_marks *m, uint64_t sequence, int64_t wall_ns);
+/* When a record of this sequence was stored, or some time before; INT64_MAX: not known. */
+int64_t kvt_ttl_mark_of(const struct kvt_ttl_marks *m, uint64_t sequence);
 
 /* ---- store_quota.c: bytes of a namespace */
 /* What a namespace says of itself: 0 nothing, INT64_MAX that the others hold. 0, -ENOMEM. */

@@ -23,6 +23,13 @@ static int64_t rig_now(void *ctx)
     return ((struct rig *)ctx)->now_ns;
 }
 
+static int64_t rig_wall(void *ctx)
+{
+    const struct rig *rig = ctx;
+
+    return RIG_WALL_NS + rig->now_ns + rig->wall_ahead_ns;
+}
+
 static void rig_take_reply(void *ctx, uint32_t client, const struct kvt_msg *msg)
 {
     struct rig *rig = ctx;
@@ -86,6 +93,7 @@ static int start(struct rig *rig)
         .seed = 42,
         .test_collide = o->collide,
         .clock = {.now_ns = rig_now, .ctx = rig},
+        .wall = {.now_ns = rig_wall, .ctx = rig},
         .log = {getenv("KVT_TEST_LOG") ? rig_log : NULL, NULL, KVT_LOG_DEBUG},
         .reply = rig_take_reply,
         .reply_ctx = rig,

@@ -18,6 +18,7 @@
 
 #define RIG_REPLIES_MAX 8192u
 #define RIG_CHAIN_MAX 1024u
+#define RIG_WALL_NS INT64_C(1700000000000000000)
 #define RIG_REMOTE_DEADLINE_NS INT64_C(250000000)
 
 struct rig_options {
@@ -55,6 +56,7 @@ struct rig {
     uint8_t *arena;
     uint64_t arena_bytes;
     int64_t now_ns;
+    int64_t wall_ahead_ns; /* of the system's clock to now_ns, and RIG_WALL_NS */
     uint64_t cookie;
     bool check_each_step;
     bool patient;   /* a reply may take a minute of the store's time: the drive is failing */
