@@ -224,6 +224,7 @@ static void add_stores(struct kvt_top_view *view, const struct top *top)
     add_trouble(view, top, "dropped: no dram", "store.dropped_dram");
     add_trouble(view, top, "dropped: gap before", "store.dropped_chain");
     add_trouble(view, top, "dropped: index full", "store.dropped_index");
+    add_trouble(view, top, "dropped: being purged", "store.dropped_purge");
     add_trouble(view, top, "not to disk: queue", "disk.dropped_queue");
     add_trouble(view, top, "not to disk: no room", "disk.dropped_space");
     add_trouble(view, top, "not to disk: error", "disk.dropped_error");

@@ -97,7 +97,7 @@ static int count_submit(struct kvt_io *io, struct kvt_io_req *req)
     uint64_t bytes = 0;
     int kind = req->kind, rc;
 
-    for (uint32_t i = 0; i < req->iov_count; i++)
+    for (uint32_t i = 0; i < req->iov_count && kind != KVT_IO_PUNCH; i++)
         bytes += req->iov[i].iov_len;
     rc = count->inner->ops->submit(count->inner, req);
     if (!rc && kind >= KVT_IO_READ && kind <= KVT_IO_SYNC) {

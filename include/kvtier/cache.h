@@ -328,8 +328,8 @@ int kvt_req_wait_layer(struct kvt_req *req, uint32_t layer, int64_t timeout_ns);
 void kvt_req_cancel(struct kvt_req *req);
 
 /* Outcome per block, valid after completion: 0 done; KVT_E_EXISTS (store) it was there already;
- * KVT_E_MISS, KVT_E_DEADLINE, KVT_E_CANCELED, KVT_E_DROPPED no room for it, KVT_E_ORPHAN the block
- * before it is not stored, KVT_E_CORRUPT, ... otherwise.
+ * KVT_E_MISS, KVT_E_DEADLINE, KVT_E_CANCELED (store: also while it is being purged), KVT_E_DROPPED
+ * no room for it, KVT_E_ORPHAN the block before it is not stored, KVT_E_CORRUPT, ... otherwise.
  * Borrowed until kvt_req_free(); n as given. */
 const int32_t *kvt_req_status(const struct kvt_req *req, size_t *n);
 

@@ -36,7 +36,7 @@ extern "C" {
     X(KVT_E_GUARD, -5023, "the coded block failed the quality guard; use the next level")        \
     X(KVT_E_NONFINITE, -5024, "NaN, Inf or an overflowing scale: store at raw")                  \
     X(KVT_E_DEADLINE, -5030, "the deadline passed before the block arrived")                     \
-    X(KVT_E_CANCELED, -5031, "the request was cancelled")                                        \
+    X(KVT_E_CANCELED, -5031, "cancelled by its caller, or purged before it was stored")          \
     X(KVT_E_DROPPED, -5032, "dropped: the write queue or the slots were full")                   \
     X(KVT_E_MISS, -5033, "not present (per-block status only; never a function's error)")        \
     X(KVT_E_ORPHAN, -5034, "not stored: the block before it in its chain is not stored either")  \

@@ -48,7 +48,7 @@
     X(store_dropped, "client.store_dropped", "blocks of stores dropped: no slot")                  \
     X(store_orphan, "client.store_orphans", "blocks of stores whose parent is not stored")         \
     X(store_cut, "client.store_cut", "blocks not tried: one before them in the chain was dropped") \
-    X(store_canceled, "client.store_canceled", "blocks of stores that were cancelled")             \
+    X(store_canceled, "client.store_canceled", "blocks of stores cancelled, or being purged")      \
     X(store_other, "client.store_other", "blocks of stores that ended with another error")         \
     X(store_bytes, "client.store_bytes", "record bytes committed")                                 \
     X(store_logical, "client.store_logical_bytes", "engine bytes of the blocks committed")         \

@@ -54,6 +54,7 @@ static const struct part parts[] = {
     {NULL, NULL, "outcome=\"dropped_dram\"", AT(alloc_dropped_dram)},
     {NULL, NULL, "outcome=\"dropped_chain\"", AT(alloc_dropped_chain)},
     {NULL, NULL, "outcome=\"dropped_index\"", AT(alloc_dropped_index)},
+    {NULL, NULL, "outcome=\"dropped_purge\"", AT(alloc_purging)},
     {"commits", "slots that were given to stores and have come back", "outcome=\"ok\"",
      AT(commit_ok)},
     {NULL, NULL, "outcome=\"lost_race\"", AT(commit_lost)},

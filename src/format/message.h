@@ -167,7 +167,8 @@ struct kvt_msg_alloc_reply { /* msg.count entries, in order */
     uint8_t map; /* id to be written into the records */
     uint8_t reserved[7];
     struct kvt_alloc_entry {
-        int32_t status; /* 0; KVT_E_EXISTS; KVT_E_DROPPED no slot; KVT_E_MISS switched off */
+        int32_t status; /* 0; KVT_E_EXISTS; KVT_E_DROPPED no slot; KVT_E_MISS switched off;
+                           KVT_E_CANCELED the namespace is being purged */
         uint32_t slot;
         uint32_t generation;
         uint32_t record_bytes;

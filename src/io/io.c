@@ -25,6 +25,13 @@ int64_t kvt_io_req_bytes(const struct kvt_io_req *req)
 
     if (req->kind == KVT_IO_SYNC)
         return 0;
+    if (req->kind == KVT_IO_PUNCH) {
+        bytes = req->iov_count == 1 ? req->iov[0].iov_len : 0;
+        if (!bytes || bytes % KVT_IO_ALIGN || req->offset % KVT_IO_ALIGN ||
+            !kvt_add_ok(req->offset, bytes, &end) || end > INT64_MAX)
+            return -EINVAL;
+        return (int64_t)bytes;
+    }
     if ((req->kind != KVT_IO_READ && req->kind != KVT_IO_WRITE) || !req->iov_count ||
         req->iov_count > KVT_IO_IOV_MAX || req->offset % KVT_IO_ALIGN)
         return -EINVAL;

@@ -25,7 +25,13 @@
 
 struct kvt_io;
 
-enum kvt_io_kind { KVT_IO_READ = 1, KVT_IO_WRITE = 2, KVT_IO_SYNC = 3 /* fdatasync */ };
+enum kvt_io_kind {
+    KVT_IO_READ = 1,
+    KVT_IO_WRITE = 2,
+    KVT_IO_SYNC = 3, /* fdatasync */
+    KVT_IO_PUNCH = 4 /* punch() below, without waiting: one piece, whose length alone counts. 0,
+                        -EOPNOTSUPP: neither holes nor zeros by the backend; -errno */
+};
 
 /* One data request. Owned by the submitter, untouched by it until reaped. */
 struct kvt_io_req {

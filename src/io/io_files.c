@@ -355,7 +355,8 @@ static int files_submit(struct kvt_io *io, struct kvt_io_req *req)
 
     if (forked(files))
         return -EIO;
-    if (bytes >= 0 && (!file || (file->read_only && req->kind == KVT_IO_WRITE)))
+    if (bytes >= 0 &&
+        (!file || (file->read_only && (req->kind == KVT_IO_WRITE || req->kind == KVT_IO_PUNCH))))
         bytes = -EBADF;
     if (bytes >= 0 && req->kind != KVT_IO_READ && !file->read_only) {
         int rc = named(files, file->fd);

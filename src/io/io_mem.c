@@ -251,6 +251,11 @@ static int64_t run_req(struct mem_io *mem, const struct kvt_io_req *req)
         return kvt_mem_read(handle->file, req);
     if (handle->read_only)
         return -EBADF;
+    if (req->kind == KVT_IO_PUNCH) {
+        kvt_mem_drop(&mem->disk, handle->file, req->offset / PAGE,
+                     (req->offset + (uint64_t)bytes) / PAGE);
+        return 0;
+    }
     return kvt_mem_write(&mem->disk, handle->file, req, (uint64_t)bytes);
 }
 

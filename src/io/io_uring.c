@@ -187,6 +187,9 @@ static void prepare(const struct uring *uring, struct uring_op *op, struct io_ur
         io_uring_prep_fadvise(sqe, op->fd, req->offset, (off_t)op->bytes, POSIX_FADV_DONTNEED);
     else if (req->kind == KVT_IO_SYNC)
         io_uring_prep_fsync(sqe, op->fd, IORING_FSYNC_DATASYNC);
+    else if (req->kind == KVT_IO_PUNCH)
+        io_uring_prep_fallocate(sqe, op->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                req->offset, op->bytes);
     else
         prepare_move(uring, op, sqe);
     if (op->again)
@@ -270,7 +273,7 @@ static bool advance(struct uring *uring, struct uring_op *op, int32_t result)
         return false;
     }
     op->again = 0;
-    if (req->kind == KVT_IO_SYNC) {
+    if (req->kind == KVT_IO_SYNC || req->kind == KVT_IO_PUNCH) {
         req->result = result;
         return true;
     }

@@ -109,6 +109,8 @@ int64_t kvt_posix_transfer(const struct kvt_posix_sys *sys, int fd, bool direct,
 
     if (req->kind == KVT_IO_SYNC)
         return sync_file(sys, fd);
+    if (req->kind == KVT_IO_PUNCH)
+        return kvt_posix_zero(sys, fd, req->offset, bytes);
     result = move_all(sys, fd, direct, req, bytes);
     if (!direct && result > 0) {
         /* Dirty pages cannot be dropped: start their write-back now, the next read drops them. */

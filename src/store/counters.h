@@ -19,6 +19,7 @@
     X(alloc_dropped_dram, "store.dropped_dram", "stores dropped: no slot could be freed")         \
     X(alloc_dropped_chain, "store.dropped_chain", "stores dropped: a block before is absent")     \
     X(alloc_dropped_index, "store.dropped_index", "stores dropped: the index was full")           \
+    X(alloc_purging, "store.dropped_purge", "stores dropped: their namespace was being purged")   \
     X(index_collision, "index.collision",                                                         \
       "keys refused: their fingerprint belongs to another key")                                   \
     X(commit_ok, "store.committed", "blocks committed")                                           \

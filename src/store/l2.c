@@ -18,7 +18,6 @@
 #define ZERO_BYTES (64u << 10)
 #define REAP 32u
 #define REAPS_PER_RUN 8u
-#define ERASES_PER_RUN 16u
 
 int64_t kvt_l2_now(const struct kvt_l2 *l2)
 {
@@ -125,7 +124,7 @@ static void pump(struct kvt_l2 *l2, int64_t now)
     kvt_l2_read_pump(l2);
     kvt_l2_journal_pump(l2, now);
     kvt_l2_flush_pump(l2);
-    kvt_l2_erase_pump(l2, ERASES_PER_RUN);
+    kvt_l2_erase_pump(l2);
     kvt_l2_again_pump(l2, now);
 }
 

@@ -220,7 +220,7 @@ struct kvt_l2_erase_range {
 };
 
 struct kvt_l2_erase_queue {
-    struct kvt_l2_op op; /* zeros, where punching is not supported */
+    struct kvt_l2_op op; /* the hole, or zeros where punching is not supported */
     struct kvt_l2_erase_range ring[KVT_L2_ERASES];
     uint32_t head, count;
     uint32_t done_pages; /* of the range at head */
@@ -407,7 +407,7 @@ uint32_t kvt_l2_trailer_make(const struct kvt_l2 *l2, uint32_t segment, struct k
 /* l2_read.c */
 void kvt_l2_read_pump(struct kvt_l2 *l2);
 bool kvt_l2_read_report(struct kvt_l2 *l2);
-void kvt_l2_erase_pump(struct kvt_l2 *l2, uint32_t budget);
+void kvt_l2_erase_pump(struct kvt_l2 *l2);
 /* The segment is recycled: what was to be erased there is overwritten in time. */
 void kvt_l2_erase_forget(struct kvt_l2 *l2, uint32_t segment);
 

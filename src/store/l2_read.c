@@ -4,8 +4,9 @@
  * is not recycled while there are any. Queued reads that lie side by side go out as one request.
  * When that fails or ends early, each of them is read again alone: a bad sector costs its own
  * record only. Erase overwrites purged bytes: a hole, or zeros where holes cannot be punched. Best
- * effort, a few per run; queued ranges keep their segment from being recycled, so an erase never
- * meets a later life. Bytes are not verified here: only the reader knows what they should be. */
+ * effort, by the backend's threads, one request at a time; neighbours that wait are one range.
+ * Queued ranges keep their segment from being recycled, so an erase never meets a later life. Bytes
+ * are not verified here: only the reader knows what they should be. */
 #include <errno.h>
 #include <string.h>
 
@@ -15,6 +16,7 @@
 
 #define SLOTS_FOR_WRITES 5 /* open, closing, preparing, flush, erase */
 #define ZERO_BYTES (64u << 10)
+#define MERGE_LOOKS 16u /* ranges that a new one may be merged with */
 
 static void list_push(struct kvt_l2_read_list *list, struct kvt_l2_read *read)
 {
@@ -291,46 +293,58 @@ static void write_zeros(struct kvt_l2 *l2, int slot)
     kvt_l2_submit(l2, &erase->op);
 }
 
-/* Erase the range at the head. False: not now. */
-static bool erase_one(struct kvt_l2 *l2)
+/* The bytes stay in the way that a hole would have ended: zeros, and for good where there are no
+ * holes. */
+static void punch_done(struct kvt_l2_op *op)
+{
+    struct kvt_l2 *l2 = op->l2;
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+    int64_t rc = op->req.result;
+
+    if (rc >= 0) {
+        kvt_l2_file_put(l2, erase->slot);
+        erase_next(l2);
+        return;
+    }
+    erase->no_punch = erase->no_punch || rc == -EOPNOTSUPP || rc == -ENOSYS;
+    write_zeros(l2, erase->slot);
+}
+
+static void punch(struct kvt_l2 *l2, int slot)
 {
     struct kvt_l2_erase_queue *erase = &l2->erase;
     const struct kvt_l2_erase_range *range = &erase->ring[erase->head];
-    int rc, slot;
+    struct kvt_io_req *req = &erase->op.req;
 
-    if (!erase->count || erase->op.busy || erase->holds || l2->journal.owed)
-        return false;
-    if (!range->pages) {
-        erase_next(l2);
-        return true;
-    }
-    slot = kvt_l2_file_get(l2, range->segment, false);
-    if (slot == -EAGAIN)
-        return false;
-    if (slot < 0) {
-        erase_next(l2); /* the file is gone, and the bytes with it */
-        return true;
-    }
-    rc = -EOPNOTSUPP;
-    if (!erase->no_punch)
-        rc =
-            l2->io->ops->punch(l2->io, l2->files[slot].file, range->page * (uint64_t)KVT_PAGE_BYTES,
-                               (uint64_t)range->pages * KVT_PAGE_BYTES);
-    if (rc) {
-        erase->no_punch = erase->no_punch || rc == -EOPNOTSUPP || rc == -ENOSYS;
-        write_zeros(l2, slot);
-        return false;
-    }
+    memset(req, 0, offsetof(struct kvt_io_req, iov));
+    req->kind = KVT_IO_PUNCH;
+    req->file = l2->files[slot].file;
+    req->offset = range->page * (uint64_t)KVT_PAGE_BYTES;
+    req->iov_count = 1;
+    req->iov[0] = (struct iovec){NULL, (size_t)range->pages * KVT_PAGE_BYTES};
+    erase->slot = slot;
+    erase->op.finish = punch_done;
     l2->segments[range->segment].punched = 1;
-    kvt_l2_file_put(l2, slot);
-    erase_next(l2);
-    return true;
+    kvt_l2_submit(l2, &erase->op);
 }
 
-void kvt_l2_erase_pump(struct kvt_l2 *l2, uint32_t budget)
+void kvt_l2_erase_pump(struct kvt_l2 *l2)
 {
-    while (budget-- && erase_one(l2))
-        ;
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+
+    while (erase->count && !erase->op.busy && !erase->holds && !l2->journal.owed) {
+        const struct kvt_l2_erase_range *range = &erase->ring[erase->head];
+        int slot = range->pages ? kvt_l2_file_get(l2, range->segment, false) : -ENOENT;
+
+        if (slot == -EAGAIN)
+            return;
+        if (slot < 0)
+            erase_next(l2); /* forgotten; or the file is gone, and the bytes with it */
+        else if (erase->no_punch || erase->done_pages)
+            write_zeros(l2, slot);
+        else
+            punch(l2, slot);
+    }
 }
 
 void kvt_l2_erase_hold(struct kvt_l2 *l2, bool on)
@@ -358,20 +372,58 @@ void kvt_l2_erase_forget(struct kvt_l2 *l2, uint32_t segment)
     }
 }
 
+/* Make the range part of one that waits beside it. Records leave in about the order in which they
+ * were written: a look at the last few is enough. What is under way is not touched. */
+static bool erase_merge(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
+{
+    struct kvt_l2_erase_queue *erase = &l2->erase;
+    const uint32_t own = erase->op.busy || erase->done_pages ? 1 : 0;
+
+    for (uint32_t i = 1; i <= MERGE_LOOKS && i + own <= erase->count; i++) {
+        struct kvt_l2_erase_range *range =
+            &erase->ring[(erase->head + erase->count - i) % KVT_L2_ERASES];
+
+        if (!range->pages || range->segment != where.segment)
+            continue;
+        if (range->page == where.page + pages)
+            range->page = where.page;
+        else if (range->page + range->pages != where.page)
+            continue;
+        range->pages += pages;
+        return true;
+    }
+    return false;
+}
+
+/* There is no place to wait in: now, by the caller's thread. */
+static int erase_at_once(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
+{
+    int rc, slot = l2->erase.holds || l2->erase.no_punch
+                       ? -EAGAIN
+                       : kvt_l2_file_get(l2, where.segment, false);
+
+    if (slot < 0)
+        return slot;
+    rc = l2->io->ops->punch(l2->io, l2->files[slot].file, where.page * (uint64_t)KVT_PAGE_BYTES,
+                            (uint64_t)pages * KVT_PAGE_BYTES);
+    l2->segments[where.segment].punched = 1;
+    kvt_l2_file_put(l2, slot);
+    return rc;
+}
+
 void kvt_l2_erase(struct kvt_l2 *l2, struct kvt_l2_where where, uint32_t pages)
 {
     struct kvt_l2_erase_queue *erase = &l2->erase;
 
-    if (l2->params.read_only || check_range(l2, where, pages, false))
+    if (l2->params.read_only || check_range(l2, where, pages, false) ||
+        erase_merge(l2, where, pages))
         return;
-    if (erase->count == KVT_L2_ERASES)
-        kvt_l2_erase_pump(l2, 1);
     if (erase->count == KVT_L2_ERASES && l2->journal.owed)
         return; /* a purge that has failed */
-    if (erase->count ==
-        KVT_L2_ERASES) { /* zeros are being written: this one waits for its recycling */
-        kvt_log(&l2->params.log, KVT_LOG_WARN, "purged bytes of segment %u stay until it is reused",
-                (unsigned)where.segment);
+    if (erase->count == KVT_L2_ERASES) {
+        if (erase_at_once(l2, where, pages))
+            kvt_log(&l2->params.log, KVT_LOG_WARN,
+                    "purged bytes of segment %u stay until it is reused", (unsigned)where.segment);
         return;
     }
     erase->ring[(erase->head + erase->count) % KVT_L2_ERASES] =

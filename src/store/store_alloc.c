@@ -278,10 +278,13 @@ void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt
     reply->map = chain.map;
     if (!store->enabled)
         refusal = KVT_E_MISS;
-    else if (kvt_namespace_at(&store->spaces, chain.ns)->purging || store->closing)
+    else if (store->closing)
         refusal = KVT_E_DROPPED;
+    else if (kvt_namespace_at(&store->spaces, chain.ns)->purging)
+        refusal = KVT_E_CANCELED;
     if (refusal) {
         store->counts.off_requests += !store->enabled;
+        store->counts.alloc_purging += refusal == KVT_E_CANCELED ? msg->count : 0;
         for (uint32_t i = 0; i < msg->count; i++)
             reply->entries[i].status = refusal;
     } else {

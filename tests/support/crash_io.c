@@ -314,6 +314,11 @@ static void note_done(struct crash_io *crash, const struct kvt_io_req *req)
         changed(crash);
         return;
     }
+    if (req->kind == KVT_IO_PUNCH) {
+        (void)add_change(crash, req->file, req->offset, req->iov[0].iov_len);
+        changed(crash);
+        return;
+    }
     change = add_change(crash, req->file, req->offset, (uint64_t)req->result);
     change->data = malloc((size_t)req->result + 1);
     for (uint32_t i = 0; i < req->iov_count; i++) {

@@ -364,7 +364,10 @@ static void tear(struct shadow *shadow, uint64_t sectors)
 
 static unsigned data_op(int kind)
 {
-    return kind == KVT_IO_READ ? FAULT_READ : kind == KVT_IO_WRITE ? FAULT_WRITE : FAULT_SYNC;
+    return kind == KVT_IO_READ    ? FAULT_READ
+           : kind == KVT_IO_WRITE ? FAULT_WRITE
+           : kind == KVT_IO_PUNCH ? FAULT_PUNCH
+                                  : FAULT_SYNC;
 }
 
 /* A copy of what is written, with one bit that is wrong. */
@@ -412,12 +415,19 @@ static void read_then(struct fault_io *fault, struct kvt_io_req *req)
     fault->stale_reads += digest(req) != now;
 }
 
+/* A torn request of which nothing is done; holes are made of whole pages. */
+static bool kept_none(const struct kvt_io_req *req, const struct fault_rule *rule)
+{
+    return req->kind == KVT_IO_PUNCH ? rule->arg * SECTOR < KVT_IO_ALIGN : !rule->arg;
+}
+
 static int fault_submit(struct kvt_io *io, struct kvt_io_req *req)
 {
     struct fault_io *fault = fault_of(io);
     int64_t bytes = kvt_io_req_bytes(req);
     struct fault_rule *rule = fire(fault, data_op(req->kind), name_of(io, req->file));
     struct shadow *shadow;
+    int64_t done = req->kind == KVT_IO_PUNCH ? KVT_MIN(bytes, 0) : bytes;
     int rc;
 
     if (fault->dead)
@@ -427,9 +437,9 @@ static int fault_submit(struct kvt_io *io, struct kvt_io_req *req)
     if (rule && rule->action == FAULT_FAIL)
         return finish_now(fault, req, -rule->error);
     if (rule && bytes >= 0 && rule->action == FAULT_LOST && req->kind != KVT_IO_READ)
-        return finish_now(fault, req, bytes);
-    if (rule && rule->action == FAULT_TORN && !rule->arg)
-        return finish_now(fault, req, rule->error ? -rule->error : bytes);
+        return finish_now(fault, req, done);
+    if (rule && rule->action == FAULT_TORN && kept_none(req, rule))
+        return finish_now(fault, req, rule->error ? -rule->error : done);
     shadow = must(calloc(1, sizeof *shadow));
     shadow->req = *req;
     shadow->req.user = req;
@@ -442,6 +452,9 @@ static int fault_submit(struct kvt_io *io, struct kvt_io_req *req)
         if (rule->action == FAULT_FLIP)
             flip_write(fault, shadow, rule->arg);
     }
+    if (rule && bytes > 0 && req->kind == KVT_IO_PUNCH && rule->action == FAULT_TORN)
+        shadow->req.iov[0].iov_len =
+            KVT_MIN(shadow->bytes, rule->arg * SECTOR / KVT_IO_ALIGN * KVT_IO_ALIGN);
     if (rule && bytes > 0 && rule->action == FAULT_MISDIRECT)
         shadow->req.offset += rule->arg * KVT_IO_ALIGN;
     rc = fault->inner->ops->submit(fault->inner, &shadow->req);
@@ -486,6 +499,8 @@ static void translate(struct fault_io *fault, struct shadow *shadow)
         flip(fault, req, rule->arg);
     if (req->kind == KVT_IO_READ && rule->action == FAULT_STALE && req->result > 0 && fault->then)
         read_then(fault, req);
+    if (req->result >= 0 && req->kind == KVT_IO_PUNCH && rule->action == FAULT_TORN)
+        req->result = -rule->error;
     arrive_late(fault, req, rule);
     fault->flying--;
     free(shadow->torn);

@@ -53,7 +53,8 @@ enum fault_action {
     FAULT_FLIP,     /* bit `arg` of the bytes read or written is flipped (FAULT_RANDOM: any one) */
     FAULT_LOST,     /* write: reported done, never made; sync: reported done, not passed on */
     FAULT_TORN,     /* write: only the first `arg` sectors of 512 B reach the file, the rest of that
-                       page is zeros; reported done, or -error when error is set */
+                       page is zeros; punch: only the whole pages among them; reported done, or
+                       -error when error is set */
     FAULT_MISDIRECT, /* write: lands `arg` pages further on, read: comes from there; reported done
                       */
     FAULT_BUSY,      /* data: submit() refuses it, as with a full queue */

@@ -440,6 +440,10 @@ static int64_t run(struct power_io *power, struct kvt_io_req *req)
 
     if (req->kind == KVT_IO_WRITE)
         return run_write(power, req);
+    if (req->kind == KVT_IO_PUNCH) {
+        power->clock++; /* a sync that was asked for before does not cover it */
+        return power_punch(&power->io, req->file, req->offset, req->iov[0].iov_len);
+    }
     result = inner_does(power, req);
     if (req->kind == KVT_IO_SYNC && !result)
         forget_changes(power, power->handles[req->file], req->backend_word[0]);

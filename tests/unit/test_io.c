@@ -342,6 +342,42 @@ static void case_allocate(struct fixture *f)
     free(in);
 }
 
+static int64_t punch_queued(struct kvt_io *io, int file, uint64_t offset, size_t bytes)
+{
+    struct kvt_io_req req = {.kind = KVT_IO_PUNCH, .file = file, .offset = offset, .iov_count = 1};
+
+    req.iov[0].iov_len = bytes;
+    assert_int_equal(io->ops->submit(io, &req), 0);
+    assert_ptr_equal(reap_one(io), &req);
+    return req.result;
+}
+
+/* A hole that is asked for like a write. */
+static void case_holes_queued(struct fixture *f)
+{
+    struct kvt_io *io = f->io;
+    int file = create(io, "holes"), reader;
+    uint8_t *out = pages(8), *in = pages(8), zero[PAGE] = {0};
+
+    fill(out, 8 * PAGE, 4);
+    assert_int_equal(kvt_io_write_now(io, file, 0, out, 8 * PAGE), 8 * PAGE);
+    assert_int_equal(punch_queued(io, file, 2 * PAGE, 3 * PAGE), 0);
+    assert_int_equal(kvt_io_read_now(io, file, 0, in, 8 * PAGE), 8 * PAGE);
+    assert_memory_equal(in, out, 2 * PAGE);
+    for (size_t i = 2; i < 5; i++)
+        assert_memory_equal(in + i * PAGE, zero, PAGE);
+    assert_memory_equal(in + 5 * PAGE, out + 5 * PAGE, 3 * PAGE);
+    assert_int_equal(punch_queued(io, file, 7 * PAGE, 100 * PAGE), 0);
+    assert_int_equal(io->ops->size(io, file), 8 * PAGE);
+    reader = io->ops->open(io, "holes", KVT_IO_OPEN_READ_ONLY);
+    assert_true(reader >= 0);
+    assert_int_equal(punch_queued(io, reader, 0, PAGE), -EBADF);
+    assert_int_equal(kvt_io_read_now(io, file, 0, in, PAGE), PAGE);
+    assert_memory_equal(in, out, PAGE);
+    free(out);
+    free(in);
+}
+
 static void case_unlink_rename(struct fixture *f)
 {
     struct kvt_io *io = f->io;
@@ -452,7 +488,7 @@ static void case_malformed(struct fixture *f)
     int file = create(io, "x");
     uint8_t *buf = pages(4);
     struct kvt_io_req good = {.kind = KVT_IO_READ, .file = file, .iov_count = 1};
-    struct kvt_io_req bad[12];
+    struct kvt_io_req bad[17];
     size_t count = 0;
 
     fill(buf, 4 * PAGE, 6);
@@ -461,7 +497,7 @@ static void case_malformed(struct fixture *f)
     for (size_t i = 0; i < KVT_ARRAY_LEN(bad); i++)
         bad[i] = good;
     bad[count++].kind = 0;
-    bad[count++].kind = 4;
+    bad[count++].kind = 5;
     bad[count++].offset = 1;
     bad[count++].offset = 512; /* C43: the seam's alignment is 4 KiB, whatever the drive's is */
     bad[count++].offset = UINT64_MAX - PAGE + 1;
@@ -472,6 +508,13 @@ static void case_malformed(struct fixture *f)
     bad[count++].iov[0].iov_len = 100;
     bad[count++].iov[0].iov_len = 0;
     bad[count++].iov[0].iov_base = NULL;
+    for (size_t i = count; i < KVT_ARRAY_LEN(bad); i++)
+        bad[i].kind = KVT_IO_PUNCH;
+    bad[count++].offset = 512;
+    bad[count++].offset = UINT64_MAX - PAGE + 1;
+    bad[count++].iov_count = 2;
+    bad[count++].iov[0].iov_len = 100;
+    bad[count++].iov[0].iov_len = 0;
     assert_int_equal(count, KVT_ARRAY_LEN(bad));
     for (size_t i = 0; i < count; i++) {
         assert_int_equal(io->ops->submit(io, &bad[i]), 0);
@@ -694,6 +737,7 @@ static const struct io_case cases[] = {
     {"vectors", case_vectors},
     {"end of file", case_end_of_file},
     {"holes", case_holes},
+    {"holes queued", case_holes_queued},
     {"allocate", case_allocate},
     {"unlink and rename", case_unlink_rename},
     {"full", case_full},

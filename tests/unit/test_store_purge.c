@@ -1,4 +1,4 @@
-/* Purges whose journal cannot be written.
+/* Purges: those whose journal cannot be written, those by id, and what becomes of the bytes.
  *
  * Goal:   such a purge says so, and nothing of it is half done: on disk every record stays whole as
  *         long as no journal says that it is gone (a restart serves it again, fsck finds no
@@ -452,6 +452,115 @@ static void test_fills_of_a_namespace_by_its_id(void **state)
     rig_close(&rig);
 }
 
+/* ---- the bytes ------------------------------------------------------------------------------- */
+
+#define MANY 125u /* chains */
+
+/* Completions are held back meanwhile, so that all but the first are written in batches. */
+static void put_many(void)
+{
+    struct rig_options o = rig_defaults();
+
+    o.disk_cap_bytes = 64u << 20;
+    o.cache_bytes = o.write_queue_bytes = 16u << 20;
+    rig_open(&rig, &o, NULL);
+    ns = rig_ns(&rig, 1, pages);
+    rig.write = KVT_WRITE_THROUGH;
+    rig_hold(&rig, true);
+    for (uint64_t first = 1; first < MANY * CHAIN; first += CHAIN)
+        put(first, CHAIN);
+    rig_hold(&rig, false);
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_true(rig_stats(&rig).disk_blocks == MANY * CHAIN);
+}
+
+/* Records that were written side by side are one hole. */
+static void test_neighbours_are_one_hole(void **state)
+{
+    uint64_t before, holes;
+
+    (void)state;
+    put_many();
+    before = fault_io_count(rig.io, FAULT_PUNCH);
+    assert_int_equal(rig_keys(&rig, KVT_OP_PURGE, ns, NULL, 0), MANY * CHAIN);
+    holes = fault_io_count(rig.io, FAULT_PUNCH) - before;
+    assert_in_range(holes, 1, MANY);
+    assert_int_equal(rig_stats(&rig).disk_erases, 0);
+    assert_int_equal(records_now(), 0);
+    rig_close(&rig);
+}
+
+static void run_on(uint32_t times)
+{
+    while (times--)
+        rig_settle(&rig);
+}
+
+static int64_t rig_now(void *ctx)
+{
+    (void)ctx;
+    return rig.now_ns;
+}
+
+/* A drive that takes for ever to make a hole keeps nobody waiting: neither the purge, nor who
+ * stores and loads. */
+static void test_a_hole_that_takes_for_ever(void **state)
+{
+    struct fault_rule never = {.ops = FAULT_PUNCH, .action = FAULT_NEVER};
+    const struct kvt_msg *reply;
+
+    (void)state;
+    put_many();
+    fault_io_clock(rig.io, (struct kvt_clock){.now_ns = rig_now, .ctx = NULL});
+    assert_true(fault_io_rule(rig.io, &never) >= 0);
+    struct kvt_msg_keys ask = {
+        .msg = {.bytes = sizeof(ask), .op = KVT_OP_PURGE, .ns = ns, .cookie = ++rig.cookie}};
+    rig.held_io = true; /* the rig does not wait for it either */
+    assert_int_equal(rig_send(&rig, 0, &ask), 0);
+    run_on(500);
+    reply = rig_reply(&rig, ask.msg.cookie);
+    assert_non_null(reply);
+    assert_int_equal(reply->status, MANY * CHAIN);
+    rig_forget_replies(&rig);
+    assert_true(rig_stats(&rig).disk_erases > 0);
+    put(1, CHAIN);
+    assert_int_equal(get(&rig, ns, 1, CHAIN), CHAIN);
+    assert_true(rig_stats(&rig).disk_erases > 0);
+    rig.held_io = false;
+    fault_io_clear(rig.io);
+    rig_settle(&rig);
+    assert_int_equal(rig_stats(&rig).disk_erases, 0);
+    assert_int_equal(get(&rig, ns, 1, CHAIN), CHAIN);
+    rig_close(&rig);
+}
+
+/* What is stored into a namespace while it is purged is refused for that reason, and counted. */
+static void test_stores_meanwhile_are_counted(void **state)
+{
+    struct kvt_alloc_entry entries[2];
+    const uint64_t numbers[] = {5000, 5001};
+
+    (void)state;
+    begin(64u << 20);
+    put(1, CHAIN);
+    assert_int_equal(rig_flush(&rig), 0);
+    rig_hold(&rig, true);
+    struct kvt_msg_keys ask = {
+        .msg = {.bytes = sizeof(ask), .op = KVT_OP_PURGE, .ns = ns, .cookie = ++rig.cookie}};
+    assert_int_equal(rig_send(&rig, 0, &ask), 0);
+    run_on(4);
+    rig_alloc(&rig, 1, ns, numbers, 2, 0, KV4, 0, entries);
+    assert_int_equal(entries[0].status, KVT_E_CANCELED);
+    assert_int_equal(entries[1].status, KVT_E_CANCELED);
+    assert_int_equal(rig_stats(&rig).alloc_purging, 2);
+    rig_hold(&rig, false);
+    assert_non_null(rig_reply(&rig, ask.msg.cookie));
+    rig_forget_replies(&rig);
+    put(5000, 2);
+    assert_int_equal(rig_stats(&rig).alloc_purging, 2);
+    rig_close(&rig);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -466,6 +575,9 @@ int main(void)
         cmocka_unit_test(test_a_namespace_that_nobody_has_opened),
         cmocka_unit_test(test_a_failed_purge_by_id),
         cmocka_unit_test(test_fills_of_a_namespace_by_its_id),
+        cmocka_unit_test(test_neighbours_are_one_hole),
+        cmocka_unit_test(test_a_hole_that_takes_for_ever),
+        cmocka_unit_test(test_stores_meanwhile_are_counted),
     };
 
     return cmocka_run_group_tests_name("store_purge", tests, NULL, NULL);

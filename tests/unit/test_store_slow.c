@@ -116,7 +116,7 @@ static int slow_submit(struct kvt_io *io, struct kvt_io_req *req)
 
     if (slow->count == REQUESTS)
         return -11; /* EAGAIN */
-    for (uint32_t i = 0; i < req->iov_count; i++)
+    for (uint32_t i = 0; i < req->iov_count && req->kind != KVT_IO_PUNCH; i++)
         bytes += (double)req->iov[i].iov_len;
     *free_ns = KVT_MAX(*free_ns, *slow->now) +
                (int64_t)(bytes / (read ? slow->read_rate : slow->write_rate) * 1e9);
