@@ -154,6 +154,8 @@ def _check_messages(messages: Any) -> None:
 def _prompt(prompt: Any, vocabulary: int) -> Any:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
         prompt = prompt[0]
+    if prompt == "":
+        raise ApiError(400, "'prompt' is empty: there is nothing to continue", param="prompt")
     if isinstance(prompt, str) or isinstance(prompt, list) and prompt and all(
             isinstance(t, int) and not isinstance(t, bool) and t >= 0 for t in prompt):
         if not isinstance(prompt, str) and max(prompt) >= vocabulary:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _c, _limits
-from ._errors import ClosedError, ErrorCode, KvtierError, make_error
+from ._errors import ClosedError, ConfigError, ErrorCode, KvtierError, make_error
 from .layout import Identity, Keys, Kind, Layout, Level, Pages, Place, Tier, layout_of
 from .pool import Calls, Pool, Report, Request, _Child, deadline_ns
 
@@ -109,7 +109,12 @@ def options(config: Mapping[str, Any] | str | None = None, **more: Any) -> list[
                  for entry in entries if entry)
         out += [(key.strip(), value.strip()) for key, _, value in pairs]
         config = None
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError("options are given as \"key=value,key=value\" or as a mapping, not as "
+                          f"{type(config).__name__}", ErrorCode.CONFIG_VALUE)
     for key, value in [*(config or {}).items(), *more.items()]:
+        if not isinstance(key, str):
+            raise ConfigError(f"an option's name is a text, not {key!r}", ErrorCode.CONFIG_KEY)
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if one is not None:
                 out.append((key, _text(one)))
@@ -334,6 +339,10 @@ class Namespace(_Child):
         """What it may have of the store, all its groups together: bytes of records, and the seconds
         that a block lives without being used. None leaves it as it is, math.inf lifts it; the
         options ns_quota and ttl hold besides. Blocks briefly."""
+        for name, given, unit in (("quota", quota, "bytes"), ("ttl", ttl, "seconds")):
+            if given is not None and (not isinstance(given, (int, float)) or given != given):
+                raise make_error(ErrorCode.INVAL, f"limit: {name} is {given!r}; a number of {unit} "
+                                 "is expected, or math.inf")
         made = _c.kvt_ns_limits(C.sizeof(_c.kvt_ns_limits))
         if quota is not None:  # 0 would say nothing: a number that is refused
             made.quota_bytes = int(min(max(quota, 1), _c.LIMIT_NONE))

@@ -121,6 +121,9 @@ def test_limits_of_a_namespace(engine):
         with pytest.raises(kvtier.KvtierError) as caught:
             engine.ns.limit(**wrong)
         assert caught.value.code == ErrorCode.INVAL
+    for wrong in ({"quota": "1"}, {"ttl": "1ns"}, {"ttl": math.nan}, {"quota": [1]}):
+        with pytest.raises(kvtier.KvtierError, match=f"{next(iter(wrong))} is .* a number of"):
+            engine.ns.limit(**wrong)
     assert engine.ns.record_bytes(Level.RAW) == 20 << 10
     stored = engine.store(keys, range(6), exact=True)
     assert stored[:3] == [0] * 3 and 0 not in stored[3:]
@@ -366,6 +369,12 @@ def test_numbers_that_do_not_fit_are_refused_and_never_cut(cache, engine):
         with pytest.raises(ValueError):
             request.wait(timeout)
     assert request.wait(math.inf)
+
+
+@pytest.mark.parametrize("given", [5, b"dram=64MiB", ["dram=64MiB"], 1.5, {5: "x"}])
+def test_options_of_another_kind_are_a_config_error(given):
+    with pytest.raises(kvtier.ConfigError, match="given as|name is a text"):
+        kvtier.Cache(given, env=False)
 
 
 def test_a_cache_is_closed_under_threads_that_go_on(options):

@@ -85,6 +85,7 @@ def events(text):
 @pytest.mark.parametrize("chat, body, param", [
     (False, {"prompt": 5}, "prompt"), (False, {}, "prompt"), (False, {"prompt": ["a", "b"]},
                                                               "prompt"),
+    (False, {"prompt": ""}, "prompt"), (False, {"prompt": [""]}, "prompt"),
     (False, {"prompt": "a", "n": 2}, "n"), (False, {"prompt": "a", "best_of": 2}, "best_of"),
     (False, {"prompt": "a", "temperature": "hot"}, "temperature"),
     (False, {"prompt": "a", "temperature": -1}, "temperature"),
