@@ -171,6 +171,8 @@ void kvt_l2_unhold(struct kvt_l2 *l2, struct kvt_l2_where where);
 int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint32_t count,
                    void (*done)(void *ctx, int status), void *ctx);
 
+/* Two journals are open at present. */
+bool kvt_l2_journal_rewrites(const struct kvt_l2 *l2);
 /* The lowest value of the items of purges that are in progress, for the next kvt_l2_journal():
  * blocks that they purge may still be appended, so their items are kept even when nothing on disk
  * is that old. 0: of none but those that are journaled. */

@@ -315,6 +315,11 @@ int kvt_l2_journal(struct kvt_l2 *l2, const struct kvt_journal_item *items, uint
     return rc;
 }
 
+bool kvt_l2_journal_rewrites(const struct kvt_l2 *l2)
+{
+    return l2->journal.next_file >= 0;
+}
+
 void kvt_l2_purging(struct kvt_l2 *l2, uint64_t from)
 {
     l2->journal.purging = from;

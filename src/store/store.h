@@ -24,10 +24,10 @@ struct kvt_admission_chances;
 
 #define KVT_STORE_ROOTS_MAX 16u
 /* Descriptors of a root: segments, as many as its files_max says, and besides its directory, lock,
- * event descriptor, ring, superblock, two journals, "stats" and "ttl". */
+ * event descriptor, ring, superblock, "stats", and two journals or one and "ttl". */
 #define KVT_STORE_ROOT_FILES_MIN 16u
 #define KVT_STORE_ROOT_FILES_MAX 120u
-#define KVT_STORE_ROOT_FDS_OTHER 9u
+#define KVT_STORE_ROOT_FDS_OTHER 8u
 
 struct kvt_store_root {
     struct kvt_io *io; /* locked; the store closes its log, the caller destroys the io after */

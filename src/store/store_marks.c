@@ -222,15 +222,17 @@ static void mark_written(struct kvt_io_req *req)
 
     m->io->ops->close(m->io, req->file);
     m->going = false;
+    *m->again = 1;
 }
 
-void kvt_ttl_marks_note(struct kvt_store *store, struct kvt_ttl_marks *m)
+void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root)
 {
+    struct kvt_ttl_marks *m = &store->disks[root].marks;
     int64_t wall;
     int file;
 
-    if (!m->buffer || m->going)
-        return;
+    if (!m->buffer || m->going || kvt_l2_journal_rewrites(store->disks[root].l2))
+        return; /* a descriptor for either: KVT_STORE_ROOT_FDS_OTHER */
     wall = kvt_ttl_wall(store);
     kvt_ttl_mark_add(m, store->sequence_next, wall);
     if (m->written_sequence == store->sequence_next && wall - m->written_ns < RENEW_NS)
@@ -238,6 +240,7 @@ void kvt_ttl_marks_note(struct kvt_store *store, struct kvt_ttl_marks *m)
     file = m->io->ops->open(m->io, KVT_L2_NAME_TTL, KVT_IO_OPEN_CREATE);
     if (file < 0)
         return; /* it is tried again, and said at close */
+    m->again = &store->again;
     m->written_ns = wall;
     m->written_sequence = store->sequence_next;
     page_make(m);

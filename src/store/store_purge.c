@@ -398,7 +398,7 @@ static bool journaled(struct kvt_store *store, struct kvt_store_purge *purge)
             continue;
         }
         all = false;
-        if (purge->going[root])
+        if (purge->going[root] || store->disks[root].marks.going)
             continue;
         purge->going[root] = 1;
         kvt_l2_purging(store->disks[root].l2, lowest_value(store));

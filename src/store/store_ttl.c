@@ -442,7 +442,7 @@ static void note_marks(struct kvt_store *store, bool pass)
 {
     for (uint32_t i = 0; i < store->disk_count; i++)
         if (pass || !store->disks[i].marks.count)
-            kvt_ttl_marks_note(store, &store->disks[i].marks);
+            kvt_ttl_marks_note(store, i);
 }
 
 int64_t kvt_ttl_run(struct kvt_store *store)

@@ -43,7 +43,8 @@ struct kvt_ttl_marks { /* of a root: store_marks.c. buffer NULL: not in use */
     uint64_t turn; /* of the page that was written last */
     uint32_t count;
     bool there; /* there was a file, damaged or not */
-    bool going;
+    bool going; /* and a journal that wants to be written waits for that */
+    int *again; /* the store is to run again */
     int64_t written_ns;
     uint64_t written_sequence;
     struct kvt_io_req req;
@@ -120,7 +121,7 @@ void kvt_ttl_marks_read(struct kvt_ttl_marks *m, struct kvt_io *io,
 void kvt_ttl_marks_begin(struct kvt_ttl_marks *m, const struct kvt_store_params *params,
                          uint64_t sequence, bool wanted);
 /* Time for a mark: it is written by and by. */
-void kvt_ttl_marks_note(struct kvt_store *store, struct kvt_ttl_marks *m);
+void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root);
 /* The log has closed: nothing is on its way any more. The last one, after that; both block. */
 void kvt_ttl_marks_wait(struct kvt_ttl_marks *m);
 void kvt_ttl_marks_close(struct kvt_store *store, struct kvt_ttl_marks *m, bool last);
