@@ -212,6 +212,8 @@ static int open_parts(struct kvt_cache *cache, const struct kvt_config *config, 
                       size_t error_len)
 {
     int rc = config_take(cache, config, error, error_len);
+    if (rc == 0)
+        rc = kvt_plan_file_check(cache->settings->plan_file, error, error_len);
     if (rc != 0)
         return rc;
     atomic_store_explicit(&cache->enabled, cache->settings->enabled, memory_order_relaxed);

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/checked.h"
 #include "client/client.h"
@@ -136,6 +137,15 @@ static bool take_lines(struct kvt_planning *planning, char *lines)
         if (!take_line(planning, line))
             return false;
     return true;
+}
+
+int kvt_plan_file_check(const char *path, char *error, size_t error_len)
+{
+    struct stat st;
+    if (path[0] == '\0' || stat(path, &st) != 0 || !S_ISDIR(st.st_mode))
+        return 0;
+    (void)snprintf(error, error_len, "plan_file: %.400s is a directory; name a file in it", path);
+    return KVT_E_CONFIG_VALUE;
 }
 
 void kvt_plan_file_read(struct kvt_cache *cache)

@@ -86,7 +86,10 @@ void kvt_planning_roots(struct kvt_cache *cache);
 /* It is closing: take over what has been learnt since. false: nothing has. No lock is held. */
 bool kvt_planning_keep_all(struct kvt_cache *cache);
 
-/* plan_file.c: what plans have learnt, from and to the first root. */
+/* plan_file.c: what plans have learnt, from and to the first root. The option's file (path; ""
+ * none) is refused where a directory is: KVT_E_CONFIG_VALUE, a sentence in error. */
+int kvt_plan_file_check(const char *path, char *error, size_t error_len)
+    __attribute__((warn_unused_result));
 void kvt_plan_file_read(struct kvt_cache *cache);
 void kvt_plan_file_write(struct kvt_cache *cache);
 

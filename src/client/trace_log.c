@@ -62,6 +62,17 @@ static int begin_file(struct kvt_trace_log *trace)
     return trace->fd >= 0 ? 0 : -errno;
 }
 
+/* Why a file cannot be begun at the path, where what is there says it better than the code does. */
+static const char *reason(const char *path, int rc)
+{
+    struct stat st;
+    if (lstat(path, &st) != 0 || S_ISREG(st.st_mode))
+        return kvt_strerror(rc);
+    return S_ISDIR(st.st_mode)   ? "it is a directory"
+           : S_ISLNK(st.st_mode) ? "it is a symbolic link, and none is followed"
+                                 : "it is no regular file";
+}
+
 int kvt_trace_open(const char *path, uint64_t bytes_max, const struct kvt_clock *clock,
                    const struct kvt_log *log, struct kvt_trace_log **out, char *error,
                    size_t error_len)
@@ -86,7 +97,7 @@ int kvt_trace_open(const char *path, uint64_t bytes_max, const struct kvt_clock 
         (void)snprintf(error, error_len,
                        "trace: %.400s cannot be written: %s; name a file in a directory that this "
                        "process may write to, or set trace=none",
-                       path, kvt_strerror(rc));
+                       path, reason(path, rc));
         if (trace->fd >= 0)
             (void)close(trace->fd);
         kvt_digest_close(&trace->digest);

@@ -289,6 +289,25 @@ static void what_is_in_the_way(void **state)
     assert_int_equal(kvt_l2_name_kind("gpu-paths.tmp", &segment), KVT_L2_NAME_IS_TEMP);
 }
 
+/* The option names a directory: refused with the reason, not only said to a log. */
+static void a_directory_is_no_plan_file(void **state)
+{
+    (void)state;
+    struct kvt_config *config;
+    struct kvt_cache *cache = NULL;
+    char error[512] = "", said[512];
+    open_rig("dram=4MiB");
+    (void)snprintf(said, sizeof(said), "plan_file: %s is a directory", rig.dir);
+    assert_int_equal(kvt_config_new(&config), 0);
+    assert_int_equal(kvt_config_set(config, "dram", "4MiB"), 0);
+    assert_int_equal(kvt_config_set(config, "plan_file", rig.dir), 0);
+    assert_int_equal(kvt_open(config, &cache, error, sizeof(error)), KVT_E_CONFIG_VALUE);
+    assert_null(cache);
+    if (!strstr(error, said))
+        fail_msg("'%s', not '%s'", error, said);
+    kvt_config_free(config);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -298,6 +317,7 @@ int main(void)
         cmocka_unit_test_teardown(numbers_that_make_no_sense_are_ignored, tear_down),
         cmocka_unit_test_teardown(deterministic_plans_have_none_of_it, tear_down),
         cmocka_unit_test_teardown(what_is_in_the_way, tear_down),
+        cmocka_unit_test_teardown(a_directory_is_no_plan_file, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -254,9 +254,11 @@ static void bad_places_are_named(void **state)
     assert_true(kvt_trace_open(bad, 1 << 20, &clock, &log, &trace, error, sizeof(error)) < 0);
     assert_non_null(strstr(error, bad));
     assert_true(kvt_trace_open(dir, 1 << 20, &clock, &log, &trace, error, sizeof(error)) < 0);
+    assert_non_null(strstr(error, "cannot be written: it is a directory; "));
     (void)snprintf(link, sizeof(link), "%s/link", dir);
     assert_int_equal(symlink("/etc/hostname", link), 0);
     assert_true(kvt_trace_open(link, 1 << 20, &clock, &log, &trace, error, sizeof(error)) < 0);
+    assert_non_null(strstr(error, "cannot be written: it is a symbolic link"));
     assert_int_equal(unlink(link), 0);
     /* a device that is full: one warning, and the prompts after it are counted as dropped */
     struct kvt_key keys[64];
