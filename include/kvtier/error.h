@@ -14,7 +14,8 @@ extern "C" {
 
 /* X(name, value, "what it means and what to do") */
 #define KVT_ERRORS(X)                                                                            \
-    X(KVT_E_INVAL, -5001, "an argument is out of its documented range (the log says which)")     \
+    X(KVT_E_INVAL, -5001,                                                                        \
+      "an argument is out of its documented range (a log, if set, says which)")                  \
     X(KVT_E_VERSION, -5002, "struct_size is not set, or comes from another version of kvtier")   \
     X(KVT_E_CONFIG_KEY, -5003, "unknown configuration key")                                      \
     X(KVT_E_CONFIG_VALUE, -5004, "malformed configuration value")                                \

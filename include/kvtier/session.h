@@ -77,7 +77,7 @@ struct kvt_session_mgr_opts {
  * does not have, no page left, a level that is none); KVT_E_VERSION; KVT_E_LAYOUT namespace and
  * pool differ; KVT_E_UNSUPPORTED groups whose blocks are of different lengths. KVT_E_INVAL also
  * when another manager owns one of the pages, a group has too few for one session, or `groups`
- * names one that the layout has not (the log says which). Blocks never; allocates. */
+ * names one that the layout has not (a log, if set, says which). Blocks never; allocates. */
 int kvt_session_mgr_open(struct kvt_ns *ns, struct kvt_pool *pool,
                          const struct kvt_session_mgr_opts *opts, struct kvt_session_mgr **out);
 
