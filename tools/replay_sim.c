@@ -2,8 +2,10 @@
  *
  * Events of one time go in the order computed, loaded, arrived, so that what has become free is
  * there for who comes. Waiting prompts are taken in the order of their arrival; one whose load is
- * not there yet lets others pass, unless its engine has something to compute meanwhile. Draws
- * depend on the request alone, so the three ways meet the same luck. Threads: one.
+ * not there yet lets others pass, unless its engine has something to compute meanwhile. One that
+ * needs blocks which are still being computed is planned when an engine is free for it: by then
+ * they may be there. Draws depend on the request alone, so the three ways meet the same luck.
+ * Threads: one.
  */
 #include "replay_sim.h"
 
@@ -13,6 +15,7 @@
 
 #include "base/checked.h"
 #include "base/rng.h"
+#include "cli.h"
 #include "kvtier/error.h"
 
 #define LINKS_MAX 4096u
@@ -39,6 +42,15 @@ struct prompt {
     double took[2];         /* seconds of its load from each, as seen by who asked */
     double queued[2];       /* bytes before it when it asked */
     double head_s, tail_s;  /* computing what is before, and behind, what was loaded */
+    int unplanned;          /* waits for an engine before it is planned */
+};
+
+/* When a block has been computed; INFINITY: not yet. The store is asked in the order of arrival: a
+ * request that it did not have the block for computes it again. One that came earlier, and begins
+ * later, goes by what was before. */
+struct ready {
+    double since_s, before_s;
+    uint32_t by; /* the request that found it gone */
 };
 
 /* Index in asked, took, queued. */
@@ -58,7 +70,7 @@ struct sim {
     struct prompt *prompts;
     double disk_free_s;
     double *link_free_s; /* of each engine's link to DRAM */
-    double *ready_s;     /* of each block of the trace: since when it has been computed */
+    struct ready *ready; /* of each block of the trace */
     uint32_t idle;
     struct kvt_prefill prefill;
     struct kvt_tier_model tiers[KVT_PLAN_TIERS];
@@ -188,19 +200,29 @@ static int plan_blocks(struct sim *sim, uint32_t request, double now, uint32_t f
     return rc;
 }
 
-/* How many of the first `run` blocks have been computed by now. Those that the store has not are
- * computed by this request. */
-static uint32_t ready_run(struct sim *sim, uint32_t request, double now, uint32_t run)
+/* How many of the first `run` blocks have been computed by now. */
+static uint32_t ready_run(const struct sim *sim, uint32_t request, double now, uint32_t run)
 {
     const struct replay_request *r = &sim->trace->requests[request];
     uint32_t ready = 0, known = KVT_MIN(run, r->count);
 
-    while (ready < known && sim->ready_s[r->ranks[ready]] <= now)
-        ready++;
-    for (uint32_t i = run; i < r->count; i++)
-        sim->ready_s[r->ranks[i]] = INFINITY;
-    sim->out->pending += known - ready;
-    return ready == known ? run : ready;
+    for (; ready < known; ready++) {
+        const struct ready *block = &sim->ready[r->ranks[ready]];
+        if ((request < block->by ? block->before_s : block->since_s) > now)
+            return ready;
+    }
+    return run;
+}
+
+/* The blocks behind its hits, which the store has not, are computed by this request. */
+static void claim_rest(struct sim *sim, uint32_t request, uint32_t run)
+{
+    const struct replay_request *r = &sim->trace->requests[request];
+
+    for (uint32_t i = run; i < r->count; i++) {
+        struct ready *block = &sim->ready[r->ranks[i]];
+        *block = (struct ready){INFINITY, block->since_s, request};
+    }
 }
 
 /* Blocks [from, to): those before `front` are in DRAM, and `disk` of the ones up to `all`, evenly
@@ -234,39 +256,6 @@ static double begin_load(struct sim *sim, uint32_t request, double now, double d
     return there;
 }
 
-static int arrive(struct sim *sim, uint32_t request, double now)
-{
-    const struct replay_hits *hits = &sim->hits[request];
-    struct prompt *prompt = &sim->prompts[request];
-    uint32_t usable = (sim->trace->requests[request].tokens - 1) / sim->trace->block_tokens;
-    uint32_t run = ready_run(sim, request, now, hits->dram + hits->disk);
-    uint32_t all = KVT_MIN(run, usable), front = KVT_MIN(hits->front, all);
-    /* where the run is cut short, its end is: on disk as often as the rest of it */
-    uint32_t disk = on_disk(front, all, hits->front, hits->dram + hits->disk, hits->disk);
-    struct kvt_plan plan = {.struct_size = sizeof(plan)};
-    int rc = 0;
-
-    prompt->came_s = now;
-    if (sim->way == REPLAY_ALWAYS_LOAD)
-        plan.count = all;
-    else if (sim->way == REPLAY_KVTIER)
-        rc = plan_blocks(sim, request, now, front, all - disk, disk, &plan);
-    uint32_t to = (uint32_t)(plan.first + plan.count);
-    prompt->first = (uint32_t)plan.first;
-    prompt->disk = on_disk(prompt->first, to, front, all, disk);
-    prompt->dram = (uint32_t)plan.count - prompt->disk;
-    prompt->there_s =
-        begin_load(sim, request, now, plan.deadline_s > 0 ? now + plan.deadline_s : INFINITY);
-    sim->out->loaded_dram += prompt->dram;
-    sim->out->loaded_disk += prompt->disk;
-    sim->out->from_disk[request] = prompt->disk;
-    sim->out->asked_disk[request] = prompt->asked[of_tier(KVT_TIER_DISK)];
-    heap_push(&sim->events, (struct event){prompt->there_s, request, EVENT_LOADED});
-    if (prompt->first > 0)
-        heap_push(&sim->waiting, (struct event){now, request, 0});
-    return rc;
-}
-
 /* What the load took is told to the models, as the library does it: of one that was cut off, what
  * came of it; when that is nothing, all of it in twice the time. Refused where it is none. */
 static void loaded(struct sim *sim, uint32_t request)
@@ -287,6 +276,59 @@ static void loaded(struct sim *sim, uint32_t request)
         heap_push(&sim->waiting, (struct event){prompt->came_s, request, 0});
 }
 
+/* Which blocks are loaded; the load begins. */
+static int begin(struct sim *sim, uint32_t request, double now)
+{
+    const struct replay_hits *hits = &sim->hits[request];
+    const struct replay_request *r = &sim->trace->requests[request];
+    struct prompt *prompt = &sim->prompts[request];
+    uint32_t usable = (r->tokens - 1) / sim->trace->block_tokens;
+    uint32_t found = hits->dram + hits->disk, run = ready_run(sim, request, now, found);
+    uint32_t all = KVT_MIN(run, usable), front = KVT_MIN(hits->front, all);
+    /* where the run is cut short, its end is: on disk as often as the rest of it */
+    uint32_t disk = on_disk(front, all, hits->front, found, hits->disk);
+    struct kvt_plan plan = {.struct_size = sizeof(plan)};
+    int rc = 0;
+
+    prompt->unplanned = 0;
+    sim->out->pending += run < found ? KVT_MIN(found, r->count) - run : 0;
+    if (sim->way == REPLAY_ALWAYS_LOAD)
+        plan.count = all;
+    else if (sim->way == REPLAY_KVTIER)
+        rc = plan_blocks(sim, request, now, front, all - disk, disk, &plan);
+    uint32_t to = (uint32_t)(plan.first + plan.count);
+    prompt->first = (uint32_t)plan.first;
+    prompt->disk = on_disk(prompt->first, to, front, all, disk);
+    prompt->dram = (uint32_t)plan.count - prompt->disk;
+    prompt->there_s =
+        begin_load(sim, request, now, plan.deadline_s > 0 ? now + plan.deadline_s : INFINITY);
+    sim->out->loaded_dram += prompt->dram;
+    sim->out->loaded_disk += prompt->disk;
+    sim->out->from_disk[request] = prompt->disk;
+    sim->out->asked_disk[request] = prompt->asked[of_tier(KVT_TIER_DISK)];
+    if (prompt->there_s > now)
+        heap_push(&sim->events, (struct event){prompt->there_s, request, EVENT_LOADED});
+    else
+        loaded(sim, request);
+    if (prompt->first > 0)
+        heap_push(&sim->waiting, (struct event){prompt->came_s, request, 0});
+    return rc;
+}
+
+static int arrive(struct sim *sim, uint32_t request, double now)
+{
+    struct prompt *prompt = &sim->prompts[request];
+    uint32_t found = sim->hits[request].dram + sim->hits[request].disk;
+
+    prompt->came_s = now;
+    claim_rest(sim, request, found);
+    if (sim->way == REPLAY_RECOMPUTE || ready_run(sim, request, now, found) == found)
+        return begin(sim, request, now);
+    prompt->unplanned = 1;
+    heap_push(&sim->waiting, (struct event){now, request, 0});
+    return 0;
+}
+
 /* An engine takes the prompt: for how long? One that computes beside the load goes on from both
  * ends until they meet; that is no later than when it would have computed all of it. */
 static double computing(struct sim *sim, uint32_t request, double now)
@@ -304,16 +346,22 @@ static double computing(struct sim *sim, uint32_t request, double now)
                    compute_seconds(sim->world, tokens, 0) * by);
 }
 
-static void start_engines(struct sim *sim, double now)
+static int start_engines(struct sim *sim, double now)
 {
-    while (sim->idle > 0 && sim->waiting.count > 0) {
-        uint32_t request = heap_pop(&sim->waiting).request;
-        double seconds = computing(sim, request, now);
+    int rc = 0;
 
+    while (!rc && sim->idle > 0 && sim->waiting.count > 0) {
+        uint32_t request = heap_pop(&sim->waiting).request;
+        if (sim->prompts[request].unplanned) {
+            rc = begin(sim, request, now); /* it waits again, or is back once its load is there */
+            continue;
+        }
+        double seconds = computing(sim, request, now);
         sim->out->engine_s += seconds;
         sim->idle--;
         heap_push(&sim->events, (struct event){now + seconds, request, EVENT_COMPUTED});
     }
+    return rc;
 }
 
 static void computed(struct sim *sim, uint32_t request, double now)
@@ -329,8 +377,12 @@ static void computed(struct sim *sim, uint32_t request, double now)
     if (!rc)
         rc = kvt_prefill_observe(&sim->prefill, r->tokens - behind, behind, prompt->tail_s);
     (void)rc;
-    for (uint32_t i = 0; i < r->count; i++)
-        sim->ready_s[r->ranks[i]] = KVT_MIN(sim->ready_s[r->ranks[i]], now);
+    for (uint32_t i = 0; i < r->count; i++) {
+        struct ready *block = &sim->ready[r->ranks[i]];
+        block->since_s = KVT_MIN(block->since_s, now);
+        if (request < block->by)
+            block->before_s = KVT_MIN(block->before_s, now);
+    }
     sim->idle++;
     sim->out->ttft_s[request] = now - prompt->came_s;
 }
@@ -378,7 +430,8 @@ static int run_events(struct sim *sim)
             loaded(sim, event.request);
         else
             computed(sim, event.request, event.at);
-        start_engines(sim, event.at);
+        if (!rc)
+            rc = kvt_cli_interrupted() ? KVT_E_CANCELED : start_engines(sim, event.at);
     }
     return rc;
 }
@@ -406,23 +459,23 @@ int replay_sim(const struct replay_trace *trace, const struct replay_hits *hits,
         sim->waiting.events = calloc(trace->count + 1, sizeof(struct event));
         sim->prompts = calloc(trace->count + 1, sizeof(*sim->prompts));
         sim->link_free_s = calloc(world->engines, sizeof(double));
-        sim->ready_s = calloc(trace->distinct + 1, sizeof(double));
+        sim->ready = calloc(trace->distinct + 1, sizeof(*sim->ready));
         out->ttft_s = calloc(trace->count + 1, sizeof(double));
         out->from_disk = calloc(trace->count + 1, sizeof(*out->from_disk));
         out->asked_disk = calloc(trace->count + 1, sizeof(*out->asked_disk));
         if (!sim->events.events || !sim->waiting.events || !sim->prompts || !sim->link_free_s ||
-            !sim->ready_s || !out->ttft_s || !out->from_disk || !out->asked_disk)
+            !sim->ready || !out->ttft_s || !out->from_disk || !out->asked_disk)
             rc = -1;
     }
     for (uint64_t i = 0; !rc && i < trace->distinct; i++)
-        sim->ready_s[i] = INFINITY;
+        sim->ready[i] = (struct ready){INFINITY, INFINITY, 0};
     if (!rc)
         rc = run_events(sim);
     free(sim->events.events);
     free(sim->waiting.events);
     free(sim->prompts);
     free(sim->link_free_s);
-    free(sim->ready_s);
+    free(sim->ready);
     free(sim);
     return rc;
 }

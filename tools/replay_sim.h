@@ -4,7 +4,8 @@
  * in the queue of a tier (one drive, a link to DRAM for each engine), and once that is there the
  * first engine that is free computes the rest. A load has the plan's deadline: what has come by
  * then is used, and the drive turns to the next one. Where engines can, they compute the beginning
- * while the end is loaded. Blocks that another request is still computing are not there yet. The
+ * while the end is loaded. Blocks that another request is still computing are not there yet: who
+ * needs them is planned when an engine is free for it, with what is there by then. The
  * world's rates are hidden from the plan: its models begin with wrong start values and learn from
  * what loads and prefills took, as those of the library do. Tools only. Threads: one.
  */
@@ -46,7 +47,8 @@ struct replay_outcome {
     uint32_t *from_disk, *asked_disk;
 };
 
-/* hits: of each request of the trace. 0; -1 no memory; KVT_E_INVAL a world that makes no sense. */
+/* hits: of each request of the trace. 0; -1 no memory; KVT_E_INVAL a world that makes no
+ * sense; KVT_E_CANCELED interrupted. */
 int replay_sim(const struct replay_trace *trace, const struct replay_hits *hits,
                enum replay_way way, const struct replay_world *world,
                const struct replay_planner *planner, struct replay_outcome *out);

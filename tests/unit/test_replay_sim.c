@@ -3,7 +3,8 @@
  * the plan finds the hidden rates out: with start values four times off, either way, and times that
  * vary, it is about as good as the better of always loading and never, over a grid of drives; a
  * drive that becomes 20 times slower is left alone within 20 loads, and used again when it is well;
- * blocks that are still being computed are not there yet; a load that is late is cut off, and what
+ * blocks that are still being computed are not there yet, those that are when an engine begins are,
+ * also when they were evicted for who comes later; a load that is late is cut off, and what
  * came of it used; computing beside the load is faster than either alone.
  * Method: made traces, a naive second implementation, closed formulas. The seed is printed.
  */
@@ -234,6 +235,54 @@ static void what_is_being_computed_is_not_there_yet(void **state)
     /* four of them had been there all the time */
     close_to(out.ttft_s[4], out.ttft_s[3]);
     assert_int_equal(out.pending, BLOCKS + BLOCKS - 4);
+    replay_outcome_free(&out);
+    for (size_t i = 0; i < COUNT; i++)
+        trace.requests[i].ranks = NULL; /* not of the heap */
+    replay_trace_free(&trace);
+}
+
+/* Three requests of the same 16 blocks before one engine, which begins the second one when the
+ * first has ended. For the third the store had lost them: the second one is not concerned. */
+static void what_is_there_when_an_engine_begins_is_found(void **state)
+{
+    (void)state;
+    enum { COUNT = 3, BLOCKS = 16 };
+    static const int64_t at[COUNT] = {0, 1, 2};
+    static const struct replay_hits hits[COUNT] = {{0, 0, 0}, {BLOCKS, 0, BLOCKS}, {0, 0, 0}};
+    static uint32_t ranks[BLOCKS];
+    struct replay_trace trace;
+    struct replay_outcome out;
+    struct replay_world w = world();
+    double n = BLOCKS * 512, rest = 100;
+    double whole = (n + rest) * w.prefill_a + (n + rest) * (n + rest) * w.prefill_b;
+    double tail = rest * w.prefill_a + rest * (rest + 2 * n) * w.prefill_b;
+    double load = BLOCKS * w.block_bytes / w.rate[KVT_TIER_DRAM] + w.latency_s[KVT_TIER_DRAM];
+    fixed_trace(&trace, COUNT, at, BLOCKS * 512 + 100);
+    trace.distinct = BLOCKS;
+    for (uint32_t i = 0; i < BLOCKS; i++)
+        ranks[i] = i;
+    for (size_t i = 0; i < COUNT; i++) {
+        trace.requests[i].ranks = ranks;
+        trace.requests[i].count = BLOCKS;
+    }
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_ALWAYS_LOAD, &w, &fair, &out), 0);
+    close_to(out.ttft_s[0], whole);
+    close_to(out.ttft_s[2],
+             2 * whole - 0.002); /* passes while the second one's load is under way */
+    close_to(out.ttft_s[1], 2 * whole + tail - 0.001);
+    assert_int_equal(out.loaded_dram, BLOCKS);
+    assert_int_equal(out.pending, 0);
+    replay_outcome_free(&out);
+    trace.count = 2;
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_KVTIER, &w, &fair, &out), 0);
+    close_to(out.ttft_s[1], whole + load + tail - 0.001);
+    close_to(out.engine_s, whole + tail);
+    assert_int_equal(out.pending, 0);
+    replay_outcome_free(&out);
+    w.engines = 2; /* the other one begins it at once, and computes it again */
+    assert_int_equal(replay_sim(&trace, hits, REPLAY_KVTIER, &w, &fair, &out), 0);
+    close_to(out.ttft_s[1], whole);
+    assert_int_equal(out.pending, BLOCKS);
     replay_outcome_free(&out);
     for (size_t i = 0; i < COUNT; i++)
         trace.requests[i].ranks = NULL; /* not of the heap */
@@ -473,6 +522,7 @@ int main(void)
         cmocka_unit_test(requests_wait_for_each_other),
         cmocka_unit_test(loads_stand_in_line),
         cmocka_unit_test(what_is_being_computed_is_not_there_yet),
+        cmocka_unit_test(what_is_there_when_an_engine_begins_is_found),
         cmocka_unit_test(what_is_late_is_cut_off),
         cmocka_unit_test(both_ends_are_faster_than_one),
         cmocka_unit_test(hidden_rates_are_found_out),
