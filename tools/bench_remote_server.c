@@ -111,6 +111,8 @@ static bool run_benchmark(const char *const words[], char *out, size_t len)
     }
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
+    if (kvt_cli_interrupted()) /* it was as well, from a terminal; what it printed is a part */
+        return false;
     if (status != 0 && WIFSIGNALED(status))
         kvt_cli_error(KVT_BENCH_REMOTE, "redis-benchmark was ended by signal %d", WTERMSIG(status));
     else if (status != 0)

@@ -233,14 +233,16 @@ static int leave_nothing(const struct kvt_bench_remote *plan, struct bench *benc
         return rc;
     if (rc == 0 && remove_ours(bench) && kvt_bench_theirs_remove(plan))
         return 0;
-    kvt_cli_error(KVT_BENCH_REMOTE, "keys kvt0:bebebe* and key:0* may be left on %s:%s",
-                  plan->at.host, plan->at.port);
+    kvt_cli_error(KVT_BENCH_REMOTE, "%skeys kvt0:bebebe* and key:0* may be left on %s:%s",
+                  kvt_cli_interrupted() ? "interrupted: " : "", plan->at.host, plan->at.port);
     return -1;
 }
 
 static int measure(const struct kvt_bench_remote *plan, struct bench *bench, struct figures *out)
 {
     if (!wait_ready(bench, plan->url ? 10 : 300)) {
+        if (kvt_cli_interrupted())
+            return -1;
         if (bench->server < 0)
             kvt_cli_error(KVT_BENCH_REMOTE, "the redis-server of the benchmark has ended");
         else
@@ -251,7 +253,8 @@ static int measure(const struct kvt_bench_remote *plan, struct bench *bench, str
     if (kvt_bench_theirs(plan, PUT, WARM * plan->records) <= 0)
         return -1;
     if (!remove_ours(bench) || ours(plan, bench, PUT) <= 0) {
-        kvt_cli_error(KVT_BENCH_REMOTE, "a record could not be put: has the server memory?");
+        if (!kvt_cli_interrupted())
+            kvt_cli_error(KVT_BENCH_REMOTE, "a record could not be put: has the server memory?");
         return -1;
     }
     for (int64_t round = 0; round < plan->rounds && !kvt_cli_interrupted(); round++) {
@@ -262,8 +265,9 @@ static int measure(const struct kvt_bench_remote *plan, struct bench *bench, str
                                            : kvt_bench_theirs(plan, way, plan->records);
 
                 if (rate <= 0) {
-                    kvt_cli_error(KVT_BENCH_REMOTE,
-                                  "a record could not be moved: has the server memory?");
+                    if (!kvt_cli_interrupted())
+                        kvt_cli_error(KVT_BENCH_REMOTE,
+                                      "a record could not be moved: has the server memory?");
                     return -1;
                 }
                 out->rate[way][side][round] = rate;

@@ -81,6 +81,29 @@ static void test_no_server_can_be_started(void **state)
     assert_non_null(strstr(run.err, "has ended"));
 }
 
+/* Neither redis-benchmark nor the server is to blame. */
+static void test_interrupted(void **state)
+{
+    static const char *const after[] = {"0.3", "0.6", "1", "1.5"};
+
+    (void)state;
+    if (!redis_rig_able())
+        return;
+    for (size_t i = 0; i < 4; i++) {
+        tool_run(&run, "/bin/sh",
+                 (const char *const[]){"sh", "-c",
+                                       "timeout --preserve-status -s INT $1 \"$0\" bench remote "
+                                       "--records 20000 --size 4KiB --rounds 31 >/dev/null; "
+                                       "echo code $?",
+                                       KVT_TOOL, after[i], NULL},
+                 NULL, NULL);
+        if (strcmp(run.out, "code 130\n") == 0)
+            continue; /* before the work */
+        assert_string_equal(run.out, "code 1\n");
+        assert_string_equal(run.err, "kvtier: interrupted\n");
+    }
+}
+
 static void test_addresses(void **state)
 {
     (void)state;
@@ -150,6 +173,7 @@ int main(void)
         cmocka_unit_test(test_a_server_of_its_own),
         cmocka_unit_test(test_a_server_that_is_given),
         cmocka_unit_test(test_no_server_can_be_started),
+        cmocka_unit_test(test_interrupted),
         cmocka_unit_test(test_addresses),
         cmocka_unit_test(test_redis_benchmark_is_killed),
         cmocka_unit_test(test_redis_benchmark_is_too_fast_to_tell),
