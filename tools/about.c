@@ -46,7 +46,11 @@ static const struct kvt_about abouts[] = {
      "Requests wait for engines, and loads for their drive; the plan has to find the rates out. A "
      "line of the trace is a JSON object with timestamp (ms), input_length (tokens) and hash_ids, "
      "one for each block of 512 tokens, standing for it and all before it; the option \"trace\" of "
-     "the library records such lines.",
+     "the library records such lines. LRU, beside the hits: two lists of DRAM's and the disk's "
+     "size "
+     "that both take every block, which find what one of the larger size finds; sum: one list as "
+     "large as both together. Percentiles lie between two values in proportion: p50 of two is "
+     "their mean.",
      "kvtier replay --trace requests.jsonl --dram 64GiB --disk 2TB\n"
      "kvtier replay --trace requests.jsonl --dram 50GB,200GB --disk none,2TB,8TB\n"
      "kvtier replay --generate 5000 --sweep"},

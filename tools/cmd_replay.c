@@ -39,7 +39,8 @@ struct replay {
     uint64_t dram_rate, disk_rate;
     int64_t prefill_rate, generate, engines, jitter;
     int json, sweep, curve, both_ends;
-    int write; /* enum kvt_write */
+    int write;             /* enum kvt_write */
+    const char *too_small; /* the option */
     uint64_t dram[LIST_MAX], disk[LIST_MAX];
     int admission[LIST_MAX];
     size_t dram_count, disk_count, admission_count;
@@ -59,7 +60,11 @@ static int add_case(struct replay *r, uint64_t dram, uint64_t disk,
 {
     if (r->count == CASES_MAX)
         return KVT_E_LIMIT;
-    if (disk && replay_case_blocks(&r->base, disk) < DISK_BLOCKS_MIN)
+    if (replay_case_blocks(&r->base, dram) == 0)
+        r->too_small = "--dram";
+    else if (disk && replay_case_blocks(&r->base, disk) < DISK_BLOCKS_MIN)
+        r->too_small = "--disk";
+    if (r->too_small)
         return KVT_E_TOO_SMALL;
     admission.write = r->write;
     r->cases[r->count] = (struct replay_case){dram, disk, admission};
@@ -105,7 +110,7 @@ static void sweep_sizes(struct replay *r)
 
     r->dram_count = KVT_ARRAY_LEN(dram);
     for (size_t i = 0; i < KVT_ARRAY_LEN(dram); i++)
-        r->dram[i] = (uint64_t)(dram[i] * all);
+        r->dram[i] = (uint64_t)fmax(dram[i] * all, r->base.world.block_bytes);
     r->disk_count = 0;
     for (size_t i = 0; i < KVT_ARRAY_LEN(disk); i++)
         if (disk[i] == 0 || disk[i] * (double)r->trace.distinct > DISK_BLOCKS_MIN)
@@ -325,6 +330,22 @@ static int gather(struct replay *r, struct plan_model *model, char *error, size_
     return 0;
 }
 
+/* Why there is no row. Who interrupted knows it. */
+static void say_failed(const struct replay *r, int rc)
+{
+    const double block = r->base.world.block_bytes;
+
+    if (kvt_cli_interrupted())
+        return;
+    if (r->too_small && !strcmp(r->too_small, "--dram"))
+        kvt_cli_error(COMMAND, "--dram: too small: a block takes %.1f MB", block * 1e-6);
+    else if (rc == KVT_E_TOO_SMALL || rc == KVT_E_CONFIG_VALUE)
+        kvt_cli_error(COMMAND, "--disk: too small: give it %.1fGB at least (%u blocks of %.1f MB)",
+                      DISK_BLOCKS_MIN * block * 1e-9 + 0.05, DISK_BLOCKS_MIN, block * 1e-6);
+    else
+        kvt_cli_error(COMMAND, "%s", rc == -1 ? "no memory" : kvt_strerror(rc));
+}
+
 static int replay(struct replay *r)
 {
     char error[512] = "no memory";
@@ -332,7 +353,8 @@ static int replay(struct replay *r)
     int code = KVT_EXIT_PROBLEM;
 
     if (gather(r, &model, error, sizeof(error))) {
-        kvt_cli_error(COMMAND, "%s", error);
+        if (!kvt_cli_interrupted())
+            kvt_cli_error(COMMAND, "%s", error);
     } else {
         int rc = r->curve ? run_curve(r) : run_lists(r);
         struct replay_report report = {.base = &r->base,
@@ -341,13 +363,8 @@ static int replay(struct replay *r)
                                        .results = r->results,
                                        .count = r->count,
                                        .table = r->count > 1};
-        if (rc == KVT_E_TOO_SMALL || rc == KVT_E_CONFIG_VALUE)
-            kvt_cli_error(COMMAND,
-                          "--disk: too small: give it %.1fGB at least (%u blocks of %.1f MB)",
-                          DISK_BLOCKS_MIN * r->base.world.block_bytes * 1e-9 + 0.05,
-                          DISK_BLOCKS_MIN, r->base.world.block_bytes * 1e-6);
-        else if (rc)
-            kvt_cli_error(COMMAND, "%s", rc == -1 ? "no memory" : kvt_strerror(rc));
+        if (rc)
+            say_failed(r, rc);
         else if (r->json)
             code = replay_report_json(&report);
         else {
@@ -393,11 +410,11 @@ static const struct kvt_cli_option options[] = {
      .max = 1000000},
     {.name = "dram",
      .metavar = "SIZES",
-     .help = "DRAM for blocks, or unlimited; several: 50GB,200GB",
+     .help = "DRAM for blocks, or unlimited; several: 50GB,200GB (unlimited)",
      .text = &given.dram_text},
     {.name = "disk",
      .metavar = "SIZES",
-     .help = "disk for blocks, or none; several: none,2TB,8TB",
+     .help = "disk for blocks, or none; several: none,2TB,8TB (none)",
      .text = &given.disk_text},
     {.name = "sweep", .help = "sizes of 1 to 100 % of the trace's blocks", .flag = &given.sweep},
     {.name = "curve",

@@ -200,8 +200,8 @@ int plan_data_model(const json_t *data, const char *name, struct plan_model *out
     }
     const char *nearest = kvt_nearest(name, names, count);
     snprintf(error, len,
-             "unknown model '%.60s'%s%s%s 'kvtier plan' lists those that are known, "
-             "--config takes a model's config.json",
+             "unknown model '%.60s'%s%s%s 'kvtier plan' lists those that are known, --data FILE "
+             "adds some; 'kvtier plan --config FILE' reads a model's config.json",
              name, nearest ? "; did you mean '" : ";", nearest ? nearest : "", nearest ? "'?" : "");
     return -1;
 }

@@ -16,7 +16,8 @@
 #define DAY_MS 86400000.0
 #define DAY_HOURS 24.0
 #define YEAR_DAYS 365.0
-#define ROOM_OFF 0.005 /* as much more or less may be on disk than the case is about */
+#define OVERLOAD_SPAN_S 60 /* a shorter trace is a burst, whatever the engines do */
+#define ROOM_OFF 0.005     /* as much more or less may be on disk than the case is about */
 
 uint64_t replay_case_blocks(const struct replay_base *base, uint64_t bytes)
 {
@@ -28,11 +29,14 @@ uint64_t replay_case_blocks(const struct replay_base *base, uint64_t bytes)
     return (uint64_t)((double)bytes / base->world.block_bytes);
 }
 
+double replay_span_s(const struct replay_trace *trace)
+{
+    return (double)(trace->requests[trace->count - 1].at_ms - trace->requests[0].at_ms) * 1e-3;
+}
+
 double replay_days(const struct replay_trace *trace)
 {
-    int64_t span = trace->requests[trace->count - 1].at_ms - trace->requests[0].at_ms;
-
-    return (double)KVT_MAX(span, 1000) / DAY_MS;
+    return KVT_MAX(replay_span_s(trace), 1) * 1e3 / DAY_MS;
 }
 
 static int by_value(const void *a, const void *b)
@@ -42,6 +46,16 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Of sorted values; between two of them in proportion, so that p50 of two is their mean. */
+static double percentile(const double *sorted, size_t n, double share)
+{
+    double at = share * (double)(n - 1);
+    size_t below = (size_t)at;
+    double above = sorted[KVT_MIN(below + 1, n - 1)];
+
+    return sorted[below] + (at - (double)below) * (above - sorted[below]);
+}
+
 static struct replay_spread spread_ms(double *seconds, size_t n)
 {
     struct replay_spread out = {0, 0, 0};
@@ -49,8 +63,8 @@ static struct replay_spread spread_ms(double *seconds, size_t n)
     qsort(seconds, n, sizeof(*seconds), by_value);
     for (size_t i = 0; i < n; i++)
         out.mean += seconds[i] * 1e3 / (double)n;
-    out.p50 = seconds[n / 2] * 1e3;
-    out.p99 = seconds[n * 99 / 100] * 1e3;
+    out.p50 = percentile(seconds, n, 0.5) * 1e3;
+    out.p99 = percentile(seconds, n, 0.99) * 1e3;
     return out;
 }
 
@@ -168,17 +182,20 @@ static int run_lru(const struct replay_base *base, const struct replay_case *of,
 {
     if (!common->lru || common->dram_bytes != of->dram_bytes ||
         common->disk_bytes != of->disk_bytes) {
-        int64_t hit =
-            replay_lru(base->trace, replay_case_blocks(base, of->dram_bytes),
-                       of->disk_bytes ? replay_case_blocks(base, of->disk_bytes) : 0, NULL);
-        if (hit < 0)
+        uint64_t dram = replay_case_blocks(base, of->dram_bytes);
+        uint64_t disk = of->disk_bytes ? replay_case_blocks(base, of->disk_bytes) : 0;
+        int64_t hit = replay_lru(base->trace, dram, disk, NULL);
+        int64_t sum = disk ? replay_lru(base->trace, dram + disk, 0, NULL) : hit;
+        if (hit < 0 || sum < 0)
             return -1;
         common->lru = 1;
         common->dram_bytes = of->dram_bytes;
         common->disk_bytes = of->disk_bytes;
         common->hit_lru = (uint64_t)hit;
+        common->hit_lru_sum = (uint64_t)sum;
     }
     out->hit_lru = common->hit_lru;
+    out->hit_lru_sum = common->hit_lru_sum;
     return 0;
 }
 
@@ -199,6 +216,13 @@ int replay_case_run(const struct replay_base *base, const struct replay_case *of
         price(base, of, out);
     free(hits);
     return rc;
+}
+
+int replay_overloaded(const struct replay_base *base, const struct replay_result *result)
+{
+    double span = replay_span_s(base->trace);
+
+    return span >= OVERLOAD_SPAN_S && result->engine_s[REPLAY_KVTIER] > span * base->world.engines;
 }
 
 int replay_pays(const struct replay_result *result)

@@ -18,9 +18,10 @@ struct replay_spread {
 };
 
 struct replay_result {
-    uint64_t hit_dram, hit_disk, hit_lru; /* blocks */
-    uint64_t written;                     /* blocks */
-    double dwpd;                          /* times the disk's size that was written in a day */
+    uint64_t hit_dram, hit_disk;   /* blocks */
+    uint64_t hit_lru, hit_lru_sum; /* of lists of the same sizes; of one of their sum */
+    uint64_t written;              /* blocks */
+    double dwpd;                   /* times the disk's size that was written in a day */
     struct replay_spread ttft[REPLAY_WAYS];
     double engine_s[REPLAY_WAYS];
     uint64_t pending;                   /* blocks of hits that were still being computed */
@@ -50,7 +51,7 @@ struct replay_common {
     struct replay_spread ttft;
     double engine_s;
     uint64_t dram_bytes, disk_bytes; /* of lru */
-    uint64_t hit_lru;
+    uint64_t hit_lru, hit_lru_sum;
 };
 
 /* 0; -1 no memory; what replay_store_open() and replay_sim() return. */
@@ -59,8 +60,13 @@ int replay_case_run(const struct replay_base *base, const struct replay_case *of
 
 /* Blocks that fit: records of `block_bytes`. */
 uint64_t replay_case_blocks(const struct replay_base *base, uint64_t bytes);
+/* Seconds between the first and the last arrival. */
+double replay_span_s(const struct replay_trace *trace);
 /* Days between the first and the last arrival; at least a second. */
 double replay_days(const struct replay_trace *trace);
+/* The engines had more to compute than there was time for between the first arrival and the last:
+ * who comes later waits longer. Never so for traces shorter than a minute. */
+int replay_overloaded(const struct replay_base *base, const struct replay_result *result);
 /* First tokens come sooner on average, and what is saved is worth more than what it costs. */
 int replay_pays(const struct replay_result *result);
 /* The case that leaves the most money among those that are not slower; count: none pays. */

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "cli.h"
 
 #define NOBODY UINT32_MAX
 
@@ -83,6 +84,8 @@ int64_t replay_lru(const struct replay_trace *trace, uint64_t dram_blocks, uint6
         struct replay_hits run = {0, 0, 0};
         uint32_t n = 0;
 
+        if (kvt_cli_interrupted())
+            rc = -1;
         for (; n < request->count; n++) {
             uint32_t block = request->ranks[n];
             if (dram.held[block]) {

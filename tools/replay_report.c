@@ -54,6 +54,28 @@ static const char *size_text(uint64_t bytes, char *buffer, size_t len)
 
 /* ---- the answer ------------------------------------------------------------------------------ */
 
+/* What stands before the answer: it is of engines that do not keep up, or of times that were not
+ * the trace's. */
+static void reserve_text(const struct replay_report *report, const struct replay_result *result,
+                         char *text, size_t len)
+{
+    const struct replay_base *base = report->base;
+    size_t used = 0;
+
+    text[0] = '\0';
+    if (replay_overloaded(base, result))
+        used = (size_t)snprintf(text, len,
+                                "The engines fall behind: each has %.0f s to compute of prompts "
+                                "that come within %.0f s, and who comes later waits longer; give "
+                                "more --engines. ",
+                                result->engine_s[REPLAY_KVTIER] / base->world.engines,
+                                replay_span_s(base->trace));
+    if (base->trace->reordered)
+        (void)snprintf(text + used, len - used,
+                       "Timestamps are out of order (see the note): first tokens and money say "
+                       "little. ");
+}
+
 static void answer_text(const struct replay_report *report, char *text, size_t len)
 {
     size_t best = replay_best(report->results, report->count);
@@ -62,8 +84,9 @@ static void answer_text(const struct replay_report *report, char *text, size_t l
     const struct replay_case *of = &report->cases[show];
     const struct replay_spread *with = &result->ttft[REPLAY_KVTIER];
     const struct replay_spread *without = &result->ttft[REPLAY_RECOMPUTE];
-    char dram[32], disk[32], numbers[256];
+    char dram[32], disk[32], numbers[256], reserve[320];
 
+    reserve_text(report, result, reserve, sizeof(reserve));
     (void)snprintf(numbers, sizeof(numbers),
                    "first token after %.0f ms on average instead of %.0f, %.0f %% of the engines' "
                    "time saved: $%.2f a day, against $%.2f of hardware",
@@ -73,14 +96,14 @@ static void answer_text(const struct replay_report *report, char *text, size_t l
                        : 0,
                    result->usd_saved, result->usd_cost);
     if (best < report->count)
-        (void)snprintf(text, len, "It would have paid%s %s of DRAM and %s of disk%s%s: %s.",
-                       report->count > 1 ? ", most of all with" : ":",
+        (void)snprintf(text, len, "%sIt would have paid%s %s of DRAM and %s of disk%s%s: %s.",
+                       reserve, report->count > 1 ? ", most of all with" : ":",
                        size_text(of->dram_bytes, dram, sizeof(dram)),
                        size_text(of->disk_bytes, disk, sizeof(disk)),
                        of->disk_bytes ? ", admission " : "",
                        of->disk_bytes ? replay_admission_name(of->admission.policy) : "", numbers);
     else
-        (void)snprintf(text, len, "It would not have paid%s: %s%s.",
+        (void)snprintf(text, len, "%sIt would not have paid%s: %s%s.", reserve,
                        report->count > 1 ? " with any of these sizes" : "", numbers,
                        report->count > 1 ? " (first row)" : "");
 }
@@ -89,11 +112,13 @@ static json_t *answer_json(const struct replay_report *report)
 {
     size_t best = replay_best(report->results, report->count);
     int pays = best < report->count;
-    char text[640];
+    char text[960];
 
     answer_text(report, text, sizeof(text));
-    return json_pack("{s:b, s:o, s:s}", "pays", pays, "row",
-                     pays ? json_integer((json_int_t)best) : json_null(), "text", text);
+    return json_pack("{s:b, s:o, s:b, s:s}", "pays", pays, "row",
+                     pays ? json_integer((json_int_t)best) : json_null(), "overloaded",
+                     replay_overloaded(report->base, &report->results[pays ? best : 0]), "text",
+                     text);
 }
 
 /* What the plans of one case said. */
@@ -132,7 +157,8 @@ static json_t *row_json(const struct replay_report *report, size_t i)
         json_object_set_new(engine, way_names[way], json_real(result->engine_s[way]));
     }
     return json_pack(
-        "{s:o, s:o, s:s, s:f, s:I, s:{s:f, s:f, s:f, s:f}, s:f, s:o, s:o, s:f, s:o, s:f, s:f, s:f, "
+        "{s:o, s:o, s:s, s:f, s:I, s:{s:f, s:f, s:f, s:f, s:f}, s:f, s:o, s:o, s:f, s:o, s:f, s:f, "
+        "s:f, "
         "s:f}",
         "dram_bytes", size_json(of->dram_bytes), "disk_bytes", size_json(of->disk_bytes),
         "admission", replay_admission_name(of->admission.policy), "admission_share",
@@ -140,8 +166,9 @@ static json_t *row_json(const struct replay_report *report, size_t i)
         "hit_ratio", "dram", ratio(report, result->hit_dram), "disk",
         ratio(report, result->hit_disk), "total",
         ratio(report, result->hit_dram + result->hit_disk), "lru", ratio(report, result->hit_lru),
-        "still_computed", ratio(report, result->pending), "plans", plans_json(result), "ttft_ms",
-        ttft, "gpu_seconds_saved", saved_s(result), "gpu_seconds", engine, "bytes_written",
+        "lru_sum", ratio(report, result->hit_lru_sum), "still_computed",
+        ratio(report, result->pending), "plans", plans_json(result), "ttft_ms", ttft,
+        "gpu_seconds_saved", saved_s(result), "gpu_seconds", engine, "bytes_written",
         (double)result->written * report->base->world.block_bytes, "dwpd", result->dwpd,
         "usd_a_day_saved", result->usd_saved, "usd_a_day_cost", result->usd_cost);
 }
@@ -186,8 +213,14 @@ static void print_head(const struct replay_report *report)
            size_text((uint64_t)((double)trace->distinct * report->base->world.block_bytes), bytes,
                      sizeof(bytes)));
     if (trace->reordered)
-        printf("note: %" PRIu64 " requests stood before an earlier one; taken at its time\n",
+        printf("note: %" PRIu64 " requests have a timestamp before that of a line above them, and "
+               "are taken to come\n      at that later moment, all at once. Sort the file by "
+               "timestamp, or replay joined files one by one.\n",
                trace->reordered);
+    if (trace->short_chains)
+        printf("note: %" PRIu64 " requests have fewer hash_ids than their input_length has blocks: "
+               "what is beyond is always computed\n",
+               trace->short_chains);
 }
 
 static void print_one(const struct replay_report *report)
@@ -195,12 +228,13 @@ static void print_one(const struct replay_report *report)
     const struct replay_result *result = &report->results[0];
     char bytes[32];
 
-    printf("hits          %.1f %%: DRAM %.1f %%, disk %.1f %%; least recently used: %.1f %%\n",
+    printf("hits          %.1f %%: DRAM %.1f %%, disk %.1f %%; least recently used: %.1f %%, "
+           "one list of both sizes: %.1f %%\n",
            100 * ratio(report, result->hit_dram + result->hit_disk),
            100 * ratio(report, result->hit_dram), 100 * ratio(report, result->hit_disk),
-           100 * ratio(report, result->hit_lru));
+           100 * ratio(report, result->hit_lru), 100 * ratio(report, result->hit_lru_sum));
     if (result->pending)
-        printf("              of these %.1f %% were still being computed when they were asked for: "
+        printf("              of these %.1f %% were still being computed when an engine was free: "
                "computed again\n",
                100 * ratio(report, result->pending));
     for (size_t i = 0; i < REPLAY_WAYS; i++)
@@ -215,27 +249,42 @@ static void print_one(const struct replay_report *report)
                result->dwpd);
 }
 
+/* The policy, with what tells its rows apart: a share, or bytes that it may write a day. */
+static const char *admission_text(const struct replay_report *report, const struct replay_case *of,
+                                  char *text, size_t len)
+{
+    const char *name = of->disk_bytes ? replay_admission_name(of->admission.policy) : "-";
+    double budget = (double)of->admission.blocks_per_day * report->base->world.block_bytes;
+    char bytes[32];
+
+    if (of->admission.share > 0)
+        (void)snprintf(text, len, "%s %.0f %%", name, 100 * of->admission.share);
+    else if (budget > 0)
+        (void)snprintf(text, len, "%s %s/day", name,
+                       size_text((uint64_t)budget, bytes, sizeof(bytes)));
+    else
+        (void)snprintf(text, len, "%s", name);
+    return text;
+}
+
 static void print_rows(const struct replay_report *report)
 {
-    printf("\n%9s  %9s  %-14s  %6s  %6s  %8s  %8s  %8s  %7s  %9s  %7s\n", "DRAM", "disk",
-           "admission", "hits", "LRU", "mean ms", "p99 ms", "always", "saved", "written",
+    printf("\n%9s  %9s  %-17s  %6s  %6s  %6s  %8s  %8s  %8s  %7s  %9s  %7s\n", "DRAM", "disk",
+           "admission", "hits", "LRU", "sum", "mean ms", "p99 ms", "always", "saved", "written",
            "writes/d");
     for (size_t i = 0; i < report->count; i++) {
         const struct replay_result *result = &report->results[i];
         const struct replay_case *of = &report->cases[i];
-        char dram[32], disk[32], bytes[32], admission[32];
-        if (of->admission.share > 0)
-            (void)snprintf(admission, sizeof(admission), "%s %.0f %%",
-                           replay_admission_name(of->admission.policy), 100 * of->admission.share);
-        else
-            (void)snprintf(admission, sizeof(admission), "%s",
-                           of->disk_bytes ? replay_admission_name(of->admission.policy) : "-");
-        printf("%9s  %9s  %-14s  %4.1f %%  %4.1f %%  %8.0f  %8.0f  %8.0f  %5.1f %%  %9s  %7.2f\n",
+        char dram[32], disk[32], bytes[32], admission[64];
+        printf("%9s  %9s  %-17s  %4.1f %%  %4.1f %%  %4.1f %%  %8.0f  %8.0f  %8.0f  %5.1f %%  %9s"
+               "  %7.2f\n",
                size_text(of->dram_bytes, dram, sizeof(dram)),
-               size_text(of->disk_bytes, disk, sizeof(disk)), admission,
+               size_text(of->disk_bytes, disk, sizeof(disk)),
+               admission_text(report, of, admission, sizeof(admission)),
                100 * ratio(report, result->hit_dram + result->hit_disk),
-               100 * ratio(report, result->hit_lru), result->ttft[REPLAY_KVTIER].mean,
-               result->ttft[REPLAY_KVTIER].p99, result->ttft[REPLAY_ALWAYS_LOAD].mean,
+               100 * ratio(report, result->hit_lru), 100 * ratio(report, result->hit_lru_sum),
+               result->ttft[REPLAY_KVTIER].mean, result->ttft[REPLAY_KVTIER].p99,
+               result->ttft[REPLAY_ALWAYS_LOAD].mean,
                result->engine_s[REPLAY_RECOMPUTE] > 0
                    ? 100 * saved_s(result) / result->engine_s[REPLAY_RECOMPUTE]
                    : 0,
@@ -244,15 +293,17 @@ static void print_rows(const struct replay_report *report)
                result->dwpd);
     }
     printf("without a cache: %.0f ms (mean), %.0f ms (p99)\n"
-           "LRU: hits of least recently used with the same sizes; always: mean ms when everything "
-           "that is there is loaded\n",
+           "LRU: hits of two lists, least recently used, of DRAM's and the disk's size, which both "
+           "take every block:\nthose of one list of the larger size; sum: hits of one list as "
+           "large as DRAM and disk together;\nalways: mean ms when everything that is there is "
+           "loaded\n",
            report->results[0].ttft[REPLAY_RECOMPUTE].mean,
            report->results[0].ttft[REPLAY_RECOMPUTE].p99);
 }
 
 void replay_report_text(const struct replay_report *report)
 {
-    char text[640];
+    char text[960];
 
     print_head(report);
     if (report->table)

@@ -11,11 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/rng.h"
+#include "cli.h"
 
 #define LINE_MAX_BYTES (1u << 20)
 #define TOKENS_MAX (1 << 28)
 #define BLOCK_TOKENS_MAX 65536
+#define AT_MS_MAX (INT64_MAX / 2000000)
+#define BYTE_VALUES 256
 #define SYSTEM_PROMPTS 8u
 #define SESSIONS 64u
 
@@ -47,58 +51,113 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Sort by one byte after the other, the lowest first: a trace may have a hundred million ids, and
+ * who interrupts waits for one byte at most. Returns where they are: ids or spare; NULL
+ * interrupted.
+ */
+static uint64_t *sort_ids(uint64_t *ids, uint64_t *spare, size_t n)
+{
+    for (unsigned shift = 0; shift < 64; shift += 8) {
+        size_t begin[BYTE_VALUES + 1] = {0};
+        if (kvt_cli_interrupted())
+            return NULL;
+        for (size_t i = 0; i < n; i++)
+            begin[(ids[i] >> shift & 0xff) + 1]++;
+        if (n == 0 || begin[(ids[0] >> shift & 0xff) + 1] == n)
+            continue; /* the same in all */
+        for (size_t i = 0; i < BYTE_VALUES; i++)
+            begin[i + 1] += begin[i];
+        for (size_t i = 0; i < n; i++)
+            spare[begin[ids[i] >> shift & 0xff]++] = ids[i];
+        uint64_t *sorted = spare;
+        spare = ids;
+        ids = sorted;
+    }
+    return ids;
+}
+
 /* Number the different blocks: their ranks are small numbers, which arrays can be indexed by. */
 static int rank_blocks(struct replay_trace *trace)
 {
-    uint64_t *all = malloc((trace->blocks + 1) * sizeof(*all));
+    uint64_t *both = malloc((trace->blocks + 1) * 2 * sizeof(*both)), *all = both;
     size_t n = 0, different = 0;
 
-    if (!all)
+    if (!both)
         return -1;
     for (size_t i = 0; i < trace->count; i++) {
         memcpy(all + n, trace->requests[i].ids, trace->requests[i].count * sizeof(*all));
         n += trace->requests[i].count;
     }
-    qsort(all, n, sizeof(*all), by_value);
-    for (size_t i = 0; i < n; i++)
+    all = sort_ids(both, both + trace->blocks, n);
+    if (!all)
+        different = SIZE_MAX;
+    for (size_t i = 0; all && i < n; i++)
         if (different == 0 || all[i] != all[different - 1])
             all[different++] = all[i];
     trace->distinct = different;
-    for (size_t i = 0; i < trace->count; i++) {
+    for (size_t i = 0; all && i < trace->count; i++) {
         struct replay_request *request = &trace->requests[i];
+        if (kvt_cli_interrupted())
+            different = SIZE_MAX;
+        if (different > UINT32_MAX)
+            break;
         for (uint32_t j = 0; j < request->count; j++) {
             const uint64_t *at = bsearch(&request->ids[j], all, different, sizeof(*all), by_value);
             request->ranks[j] = at ? (uint32_t)(at - all) : 0;
         }
     }
-    free(all);
+    free(both);
     return different > UINT32_MAX ? -1 : 0;
+}
+
+/* What is wrong with the times and lengths of a line; NULL: nothing. */
+static const char *check_numbers(const json_t *entry, json_int_t block_tokens, size_t ids)
+{
+    const json_t *at = json_object_get(entry, "timestamp");
+    const json_t *length = json_object_get(entry, "input_length");
+    json_int_t tokens = json_integer_value(length);
+
+    if (!at)
+        return "has no timestamp";
+    if (!json_is_integer(at) || json_integer_value(at) < 0 || json_integer_value(at) > AT_MS_MAX)
+        return "has a timestamp that is not written as a whole number of milliseconds from 0 to "
+               "4611686018427";
+    if (!json_is_integer(length) || tokens < 1 || tokens > TOKENS_MAX)
+        return "has no input_length from 1 to 2^28";
+    if (block_tokens < 1 || block_tokens > BLOCK_TOKENS_MAX)
+        return "has block_tokens that are no whole number from 1 to 65,536";
+    if (ids > (size_t)((tokens + block_tokens - 1) / block_tokens))
+        return "has more hash_ids than its input_length has blocks (of 512 tokens, or of its "
+               "block_tokens)";
+    return NULL;
+}
+
+/* What is wrong with a line that is no JSON, or not of our numbers. */
+static const char *why_no_json(const json_error_t *error)
+{
+    if (json_error_code(error) == json_error_numeric_overflow)
+        return "has a number beyond 2^63 - 1; a hash_id of 64 bits is taken with its highest bit "
+               "cleared";
+    return "is no JSON object";
 }
 
 /* What is wrong with the line; NULL: it was taken. */
 static const char *take_line(struct replay_trace *trace, const char *line)
 {
-    json_t *entry = json_loads(line, 0, NULL);
+    json_error_t error;
+    json_t *entry = json_loads(line, 0, &error);
     const json_t *ids = json_object_get(entry, "hash_ids");
-    const json_t *at = json_object_get(entry, "timestamp");
-    const json_t *length = json_object_get(entry, "input_length");
     const json_t *block = json_object_get(entry, "block_tokens");
     json_int_t block_tokens = block ? json_integer_value(block) : REPLAY_BLOCK_TOKENS;
     const char *wrong = NULL;
 
-    if (!entry)
-        wrong = "is no JSON object";
-    else if (!json_is_integer(at) || json_integer_value(at) < 0 ||
-             json_integer_value(at) > INT64_MAX / 2000000)
-        wrong = "has no timestamp in whole milliseconds";
-    else if (!json_is_integer(length) || json_integer_value(length) < 1 ||
-             json_integer_value(length) > TOKENS_MAX)
-        wrong = "has no input_length from 1 to 2^28";
+    if (!json_is_object(entry))
+        wrong = entry ? "is no JSON object" : why_no_json(&error);
     else if (!json_is_array(ids) || json_array_size(ids) > REPLAY_CHAIN_MAX)
         wrong = "has no hash_ids, or more than 65,536";
-    else if (block_tokens < 1 || block_tokens > BLOCK_TOKENS_MAX)
-        wrong = "has block_tokens that are no whole number from 1 to 65,536";
-    else if (trace->block_tokens && trace->block_tokens != block_tokens)
+    else
+        wrong = check_numbers(entry, block_tokens, json_array_size(ids));
+    if (!wrong && trace->block_tokens && trace->block_tokens != block_tokens)
         wrong = "has other block_tokens than the lines before it";
     struct replay_request *request = wrong ? NULL : grow(trace, (uint32_t)json_array_size(ids));
     if (!wrong && !request)
@@ -111,8 +170,9 @@ static const char *take_line(struct replay_trace *trace, const char *line)
     }
     if (request && !wrong) {
         trace->block_tokens = (uint32_t)block_tokens;
-        request->at_ms = json_integer_value(at);
-        request->tokens = (uint32_t)json_integer_value(length);
+        request->at_ms = json_integer_value(json_object_get(entry, "timestamp"));
+        request->tokens = (uint32_t)json_integer_value(json_object_get(entry, "input_length"));
+        trace->short_chains += request->count < request->tokens / trace->block_tokens;
         if (trace->count > 1 && request->at_ms < request[-1].at_ms) {
             trace->reordered++;
             request->at_ms = request[-1].at_ms;
@@ -120,6 +180,14 @@ static const char *take_line(struct replay_trace *trace, const char *line)
     }
     json_decref(entry);
     return wrong;
+}
+
+/* Some editors begin a file with U+FEFF. */
+static const char *behind_mark(const char *line, size_t number)
+{
+    static const char mark[] = "\xef\xbb\xbf";
+
+    return number == 1 && !strncmp(line, mark, sizeof(mark) - 1) ? line + sizeof(mark) - 1 : line;
 }
 
 int replay_trace_read(struct replay_trace *trace, const char *path, char *error, size_t len)
@@ -136,8 +204,11 @@ int replay_trace_read(struct replay_trace *trace, const char *path, char *error,
         size_t bytes = strlen(line);
         if (bytes == LINE_MAX_BYTES - 1)
             wrong = "is longer than a MiB";
-        else if (line[strspn(line, " \t\r\n")] != '\0')
-            wrong = take_line(trace, line);
+        const char *text = behind_mark(line, number);
+        if (kvt_cli_interrupted())
+            wrong = "was read when it was interrupted";
+        else if (!wrong && text[strspn(text, " \t\r\n")] != '\0')
+            wrong = take_line(trace, text);
     }
     if (!wrong && trace->count == 0)
         wrong = "is where the file ends: no request";
@@ -184,7 +255,7 @@ int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests
         for (uint64_t more = 1 + kvt_rng_below(&rng, 12); more; more--)
             sessions[s].ids[sessions[s].count++] = next++;
         struct replay_request *request = grow(trace, sessions[s].count);
-        if (!request) {
+        if (!request || kvt_cli_interrupted()) {
             rc = -1;
             break;
         }

@@ -24,12 +24,13 @@ struct replay_trace {
     uint32_t block_tokens;
     uint64_t blocks, distinct; /* all; different ones */
     uint64_t reordered;        /* requests that stood before an earlier one: taken at once */
+    uint64_t short_chains;     /* requests with fewer ids than their tokens fill blocks */
 };
 
-/* 0, or -1 with a sentence that names the line. */
+/* 0, or -1 with a sentence that names the line. Ends early when the command was interrupted. */
 int replay_trace_read(struct replay_trace *trace, const char *path, char *error, size_t len);
 /* Sessions over shared system prompts that come back with a longer history; same seed, same trace.
- * 0; -1 no memory. */
+ * 0; -1 no memory, or interrupted. */
 int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests);
 void replay_trace_free(struct replay_trace *trace);
 

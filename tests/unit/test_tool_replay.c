@@ -2,7 +2,8 @@
  * common, loses some of them with finite sizes, never more than least recently used would in DRAM,
  * and gains them back with a drive; times, GPU seconds and the answer follow; sweeps and curves
  * have a row for each case; value under a budget finds more than random admission of as many bytes;
- * a trace that is malformed is an error with its line, a number that is none, one with its option.
+ * a trace that is malformed is an error with its line, a number that is none, one with its option;
+ * engines that fall behind, times out of order and an interrupt are named.
  * Method: made traces; the ideal is computed here by a plain set; the store itself and the built
  * binary. The seed is printed. KVT_TRACE_DIR names a directory with traces of others: without it
  * the test of these is skipped.
@@ -353,15 +354,15 @@ static void numbers_that_are_none_are_errors(void **state)
 {
     (void)state;
     static const char *const bad[][2] = {
-        {"--dram", "much"},       {"--dram", "-5GB"},      {"--dram", "0"},
-        {"--dram", "1GB,,2GB"},   {"--disk", "nan"},       {"--disk", "unlimited"},
-        {"--prefill", "0"},       {"--prefill", "-3"},     {"--prefill", "nan"},
-        {"--dram-rate", "0"},     {"--disk-rate", "NaN"},  {"--priors", "0"},
-        {"--priors", "nan"},      {"--priors", "-4"},      {"--priors", "inf"},
-        {"--budget", "0"},        {"--budget", "1e999"},   {"--share", "101"},
-        {"--engine-hour", "-1"},  {"--years", ""},         {"--engines", "0"},
-        {"--jitter", "100"},      {"--admission", "some"}, {"--generate", "0"},
-        {"--model", "lama-3-70b"}};
+        {"--dram", "much"},        {"--dram", "-5GB"},      {"--dram", "0"},
+        {"--dram", "1GB,,2GB"},    {"--disk", "nan"},       {"--disk", "unlimited"},
+        {"--prefill", "0"},        {"--prefill", "-3"},     {"--prefill", "nan"},
+        {"--dram-rate", "0"},      {"--disk-rate", "NaN"},  {"--priors", "0"},
+        {"--priors", "nan"},       {"--priors", "-4"},      {"--priors", "inf"},
+        {"--budget", "0"},         {"--budget", "1e999"},   {"--share", "101"},
+        {"--engine-hour", "-1"},   {"--years", ""},         {"--engines", "0"},
+        {"--jitter", "100"},       {"--admission", "some"}, {"--generate", "0"},
+        {"--model", "lama-3-70b"}, {"--dram", "1"}};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         const char *argv[] = {"kvtier", "replay", "--generate", "10", bad[i][0], bad[i][1], NULL};
         tool_run(&run, KVT_TOOL, argv, NULL, NULL);
@@ -426,6 +427,186 @@ static void bad_traces_are_errors(void **state)
     assert_int_equal(trace.reordered, 1);
     assert_int_equal(trace.requests[1].at_ms, 5);
     replay_trace_free(&trace);
+}
+
+static void write_text(const char *path, const char *text)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* What a line says is true of it: not only that it is refused. */
+static void what_is_wrong_is_said_truly(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line, *says;
+    } bad[] = {{"{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": [9223372036854775808]}",
+                "beyond 2^63 - 1; a hash_id of 64 bits"},
+               {"{\"timestamp\": 12.5, \"input_length\": 600, \"hash_ids\": [1]}",
+                "whole number of milliseconds from 0 to"},
+               {"{\"timestamp\": 1000000000000000000, \"input_length\": 600, \"hash_ids\": [1]}",
+                "whole number of milliseconds from 0 to 4611686018427"},
+               {"{\"input_length\": 600, \"hash_ids\": [1]}", "has no timestamp"},
+               {"{\"timestamp\": 6, \"input_length\": 512, \"hash_ids\": [1, 2]}",
+                "more hash_ids than its input_length has blocks"},
+               {"[]", "is no JSON object"}};
+    char path[256], error[512];
+    struct replay_trace trace;
+    (void)snprintf(path, sizeof(path), "%s/said.jsonl", dir);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        write_text(path, bad[i].line);
+        assert_int_equal(replay_trace_read(&trace, path, error, sizeof(error)), -1);
+        if (!strstr(error, bad[i].says))
+            fail_msg("%s: %s", bad[i].line, error);
+    }
+    /* a mark of an editor; a prompt that was asked about in part; the greatest id */
+    write_text(path, "\xef\xbb\xbf{\"timestamp\": 6, \"input_length\": 600, \"hash_ids\": [1, 2]}\n"
+                     "{\"timestamp\": 7, \"input_length\": 5000, \"hash_ids\": [1, "
+                     "9223372036854775807]}\n");
+    assert_int_equal(replay_trace_read(&trace, path, error, sizeof(error)), 0);
+    assert_int_equal(trace.count, 2);
+    assert_int_equal(trace.short_chains, 1);
+    replay_trace_free(&trace);
+    const char *small[] = {"kvtier", "replay", "--generate", "10", "--dram", "1", NULL};
+    tool_run(&run, KVT_TOOL, small, NULL, NULL);
+    assert_non_null(strstr(run.err, "--dram: too small"));
+    assert_null(strstr(run.err, "--disk"));
+    const char *model[] = {"kvtier", "replay", "--generate", "10", "--model", "nosuch", NULL};
+    tool_run(&run, KVT_TOOL, model, NULL, NULL);
+    assert_non_null(strstr(run.err, "'kvtier plan --config FILE'"));
+}
+
+/* Equal prompts of 50 blocks, `step_ms` apart; the last one `back_ms` earlier. */
+static void write_equal(const char *path, size_t count, int64_t step_ms, int64_t back_ms)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    for (size_t i = 0; i < count; i++) {
+        int64_t at = (int64_t)i * step_ms - (i == count - 1 ? back_ms : 0);
+        fprintf(file, "{\"timestamp\": %lld, \"input_length\": 25600, \"hash_ids\": [",
+                (long long)at);
+        for (int j = 0; j < 50; j++)
+            fprintf(file, "%s%d", j ? ", " : "", j + 1);
+        fprintf(file, "]}\n");
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+static json_t *one_row(const char *path, const char *engines)
+{
+    const char *argv[] = {"kvtier",   "replay", "--trace",   path,    "--dram", "50GB",
+                          "--jitter", "0",      "--engines", engines, "--json", NULL};
+    return json_of(argv);
+}
+
+static const char *answer_of(const json_t *document)
+{
+    const char *text =
+        json_string_value(json_object_get(json_object_get(document, "answer"), "text"));
+    assert_non_null(text);
+    return text;
+}
+
+/* One engine begins the second of two equal prompts when the first has been computed. Of two times
+ * p50 is their mean. */
+static void one_engine_finds_what_it_has_computed(void **state)
+{
+    (void)state;
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s/two.jsonl", dir);
+    write_equal(path, 2, 1, 0);
+    json_t *document = one_row(path, "1");
+    assert_true(number(document, "gpu_seconds", "kvtier") <
+                0.6 * number(document, "gpu_seconds", "recompute"));
+    assert_true(json_number_value(json_object_get(document, "still_computed")) == 0);
+    assert_non_null(strstr(answer_of(document), "It would have paid"));
+    assert_null(strstr(answer_of(document), "fall behind")); /* two prompts are no load */
+    const json_t *ttft = json_object_get(document, "ttft_ms");
+    assert_true(fabs(number(ttft, "kvtier", "p50") - number(ttft, "kvtier", "mean")) < 1e-6);
+    json_decref(document);
+    document = one_row(path, "2");
+    assert_true(json_number_value(json_object_get(document, "still_computed")) == 0.5);
+    json_decref(document);
+}
+
+static void what_makes_an_answer_worthless_is_named(void **state)
+{
+    (void)state;
+    char path[256];
+    (void)snprintf(path, sizeof(path), "%s/load.jsonl", dir);
+    write_equal(path, 400, 10000, 0);
+    json_t *document = one_row(path, "1");
+    assert_null(strstr(answer_of(document), "fall behind"));
+    assert_false(json_is_true(json_object_get(json_object_get(document, "answer"), "overloaded")));
+    json_decref(document);
+    /* different ones, of which one engine has 2 s of work every 300 ms */
+    const char *argv[] = {"kvtier",    "replay", "--generate", "700", "--dram", "50GB",
+                          "--prefill", "1000",   "--engines",  "1",   "--json", NULL};
+    document = json_of(argv);
+    assert_non_null(strstr(answer_of(document), "The engines fall behind"));
+    assert_non_null(strstr(answer_of(document), "--engines"));
+    assert_true(json_is_true(json_object_get(json_object_get(document, "answer"), "overloaded")));
+    json_decref(document);
+    write_equal(path, 20, 10000, 50000);
+    document = one_row(path, "1");
+    assert_non_null(strstr(answer_of(document), "out of order"));
+    json_decref(document);
+    const char *text[] = {"kvtier", "replay", "--trace", path, NULL};
+    tool_run(&run, KVT_TOOL, text, NULL, NULL);
+    assert_non_null(strstr(run.out, "note: 1 requests have a timestamp before"));
+}
+
+/* Beside two lists of both sizes there is one of their sum; rows of one policy are told apart. */
+static void both_baselines_are_there(void **state)
+{
+    (void)state;
+    struct replay_trace trace;
+    const char *argv[] = {"kvtier", "replay", "--generate", "1200",   "--dram",
+                          "60GB",   "--disk", "80GB",       "--json", NULL};
+    const uint64_t block = 44040192, dram = 60000000000 / block, disk = 80000000000 / block;
+    assert_int_equal(replay_trace_make(&trace, 20261129, 1200), 0); /* as --generate does */
+    json_t *document = json_of(argv);
+    double larger = (double)replay_lru(&trace, 0, disk, NULL) / (double)trace.blocks;
+    double sum = (double)replay_lru(&trace, 0, dram + disk, NULL) / (double)trace.blocks;
+    assert_true(fabs(number(document, "hit_ratio", "lru") - larger) < 1e-8);
+    assert_true(fabs(number(document, "hit_ratio", "lru_sum") - sum) < 1e-8);
+    assert_true(sum > larger);
+    json_decref(document);
+    replay_trace_free(&trace);
+    const char *curve[] = {"kvtier", "replay", "--generate", "700",     "--dram",
+                           "20GB",   "--disk", "500GB",      "--curve", NULL};
+    tool_run(&run, KVT_TOOL, curve, NULL, NULL);
+    assert_int_equal(run.code, 0);
+    assert_non_null(strstr(run.out, "B/day"));
+    assert_non_null(strstr(run.out, "sum: hits of one list"));
+}
+
+/* Within any of its parts; 130: before it began. How long it takes is nobody's promise here. */
+static void an_interrupt_is_an_interrupt(void **state)
+{
+    (void)state;
+    static const char *const after[] = {"0.5", "2", "2"};
+    static const char *const requests[] = {"1000000", "1000000", "20000"};
+    for (size_t i = 0; i < 3; i++) {
+        const char *argv[] = {"sh",
+                              "-c",
+                              "timeout --preserve-status -s INT $1 \"$0\" replay "
+                              "--generate $2 --sweep >/dev/null; echo code $?",
+                              KVT_TOOL,
+                              after[i],
+                              requests[i],
+                              NULL};
+        tool_run(&run, "/bin/sh", argv, NULL, NULL);
+        if (!strcmp(run.out, "code 130\n"))
+            continue;
+        assert_string_equal(run.out, "code 1\n");
+        assert_non_null(strstr(run.err, "interrupted"));
+        assert_null(strstr(run.err, "the request was cancelled"));
+        assert_null(strstr(run.err, "memory"));
+    }
 }
 
 /* Sizes of the sweep, as shares of the trace's different blocks. */
@@ -501,6 +682,11 @@ int main(void)
         cmocka_unit_test(value_beats_random_of_as_many_bytes),
         cmocka_unit_test(numbers_that_are_none_are_errors),
         cmocka_unit_test(bad_traces_are_errors),
+        cmocka_unit_test(what_is_wrong_is_said_truly),
+        cmocka_unit_test(one_engine_finds_what_it_has_computed),
+        cmocka_unit_test(what_makes_an_answer_worthless_is_named),
+        cmocka_unit_test(both_baselines_are_there),
+        cmocka_unit_test(an_interrupt_is_an_interrupt),
         cmocka_unit_test(published_traces),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
