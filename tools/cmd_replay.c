@@ -37,8 +37,8 @@ struct replay {
     const char *priors_text, *engine_hour_text, *budget_text, *share_text, *years_text;
     const char *write_text;
     uint64_t dram_rate, disk_rate;
-    int64_t prefill_rate, generate, engines, jitter;
-    int json, sweep, curve, both_ends;
+    int64_t prefill_rate, generate, seed, engines, jitter;
+    int json, sweep, curve, both_ends, whole_blocks;
     int write;             /* enum kvt_write */
     const char *too_small; /* the option */
     uint64_t dram[LIST_MAX], disk[LIST_MAX];
@@ -130,7 +130,9 @@ static int run_curve(struct replay *r)
 
     if (!rc)
         rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_SECOND});
-    if (!rc) { /* as many bytes as that took */
+    if (!rc)
+        rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_CONTINUED});
+    if (!rc) { /* as many bytes as second_use took */
         struct replay_admission value = {.policy = KVT_ADMIT_VALUE};
         value.blocks_per_day = (uint64_t)fmax((double)r->results[1].written / days, 1);
         rc = add_case(r, dram, disk, value);
@@ -229,7 +231,7 @@ static int take_admission(struct replay *r, char *error, size_t len)
 
 static int take_write(struct replay *r, char *error, size_t len)
 {
-    static const char *const words[] = {"through", "evict", "idle"};
+    static const char *const words[] = {"through", "evict", "idle", "auto"};
 
     for (size_t i = 0; i < KVT_ARRAY_LEN(words); i++) {
         if (!strcmp(r->write_text, words[i])) {
@@ -237,7 +239,8 @@ static int take_write(struct replay *r, char *error, size_t len)
             return 0;
         }
     }
-    snprintf(error, len, "--write: '%.40s' is not one of through, evict, idle", r->write_text);
+    snprintf(error, len, "--write: '%.40s' is not one of through, evict, idle, auto",
+             r->write_text);
     return -1;
 }
 
@@ -307,8 +310,13 @@ static int take_numbers(struct replay *r, char *error, size_t len)
 static int gather(struct replay *r, struct plan_model *model, char *error, size_t len)
 {
     struct replay_world *world = &r->base.world;
-    int rc = r->generate ? replay_trace_make(&r->trace, GENERATE_SEED, (size_t)r->generate)
+    int rc = r->generate ? replay_trace_make(&r->trace, (uint64_t)r->seed, (size_t)r->generate)
                          : replay_trace_read(&r->trace, r->trace_path, error, len);
+
+    if (!rc && r->whole_blocks && replay_trace_whole_blocks(&r->trace)) {
+        snprintf(error, len, "no memory");
+        rc = -1;
+    }
 
     if (!rc)
         rc = take_data(r, model, error, len);
@@ -408,6 +416,15 @@ static const struct kvt_cli_option options[] = {
      .number = &given.generate,
      .min = 1,
      .max = 1000000},
+    {.name = "seed",
+     .metavar = "N",
+     .help = "of the made trace",
+     .number = &given.seed,
+     .min = 0,
+     .max = INT64_MAX},
+    {.name = "whole-blocks",
+     .help = "a prompt's last block counts only if its tokens fill it, as a live cache stores them",
+     .flag = &given.whole_blocks},
     {.name = "dram",
      .metavar = "SIZES",
      .help = "DRAM for blocks, or unlimited; several: 50GB,200GB (unlimited)",
@@ -427,7 +444,7 @@ static const struct kvt_cli_option options[] = {
      .text = &given.admission_text},
     {.name = "write",
      .metavar = "WORD",
-     .help = "when it goes there: through, evict, idle, as the option (through)",
+     .help = "when it goes there: through, evict, idle, auto, as the option (auto)",
      .text = &given.write_text},
     {.name = "budget",
      .metavar = "N",
@@ -501,13 +518,14 @@ int kvt_cmd_replay(int argc, char **argv)
     given = (struct replay){.dram_text = "unlimited",
                             .disk_text = "none",
                             .admission_text = "all",
-                            .write_text = "through",
+                            .write_text = "auto",
                             .model_name = "llama-3-70b",
                             .priors_text = "4",
                             .engine_hour_text = "5",
                             .years_text = "3",
                             .share_text = "50",
                             .jitter = 20,
+                            .seed = GENERATE_SEED,
                             .dram_rate = 25000000000,
                             .disk_rate = 6800000000};
     char error[512];

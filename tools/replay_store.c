@@ -92,6 +92,18 @@ static int work(struct replay_store *s)
     return KVT_E_CLOSED;
 }
 
+/* What the store does between two requests, when its timers say. */
+static void pass_time(struct replay_store *s, int64_t until)
+{
+    for (uint32_t step = 0; step < STEPS_MAX && s->now_ns < until; step++) {
+        int64_t next = kvt_store_run(s->store);
+
+        if (next > s->now_ns)
+            s->now_ns = KVT_MIN(next, until);
+    }
+    s->now_ns = KVT_MAX(s->now_ns, until);
+}
+
 static void *request(struct replay_store *s, uint16_t op, size_t bytes, uint32_t count)
 {
     struct kvt_msg *msg = (struct kvt_msg *)s->ask;
@@ -334,7 +346,7 @@ int replay_store_prompt(struct replay_store *s, int64_t at_ms, const uint64_t *i
     int rc = 0;
 
     *hits = (struct replay_hits){0, 0, 0};
-    s->now_ns = KVT_MAX(s->now_ns, at);
+    pass_time(s, at);
     while (!rc && have < count && ran == CHUNK) {
         rc = load(s, ids + have, KVT_MIN(count - have, CHUNK), &ran, hits);
         have += ran;

@@ -271,6 +271,19 @@ int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests
     return rc;
 }
 
+int replay_trace_whole_blocks(struct replay_trace *trace)
+{
+    trace->blocks = 0;
+    for (size_t i = 0; i < trace->count; i++) {
+        struct replay_request *request = &trace->requests[i];
+        uint32_t whole = request->tokens / trace->block_tokens;
+
+        request->count = request->count > whole ? whole : request->count;
+        trace->blocks += request->count;
+    }
+    return rank_blocks(trace);
+}
+
 void replay_trace_free(struct replay_trace *trace)
 {
     for (size_t i = 0; i < trace->count; i++) {

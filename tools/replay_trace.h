@@ -32,6 +32,8 @@ int replay_trace_read(struct replay_trace *trace, const char *path, char *error,
 /* Sessions over shared system prompts that come back with a longer history; same seed, same trace.
  * 0; -1 no memory, or interrupted. */
 int replay_trace_make(struct replay_trace *trace, uint64_t seed, size_t requests);
+/* Take from each prompt the block that its tokens do not fill. 0; -1 no memory. */
+int replay_trace_whole_blocks(struct replay_trace *trace);
 void replay_trace_free(struct replay_trace *trace);
 
 #endif

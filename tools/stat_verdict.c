@@ -394,7 +394,8 @@ static void judge_safe(json_t *list, const struct kvt_stat_facts *facts)
             facts->unreachable);
     uint64_t unsaved = kvt_stats_value(facts->counters, "disk.unsaved_blocks");
     if (unsaved && facts->owner_pid)
-        say(list, "safe", "note", "kvt_flush() writes them; write=through does so at once",
+        say(list, "safe", "note",
+            "kvt_flush() writes them; write=auto does within half a minute, write=through at once",
             "%" PRIu64 " blocks are in DRAM only: a crash would lose them", unsaved);
     if (queued && facts->owner_pid)
         say(list, "safe", "note", "kvt_flush() waits for them; a crash now would lose them",

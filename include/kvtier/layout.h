@@ -136,7 +136,9 @@ enum kvt_write {
     KVT_WRITE_DEFAULT = 0, /* as configured ("write") */
     KVT_WRITE_THROUGH = 1, /* at once */
     KVT_WRITE_EVICT = 2,   /* when DRAM runs short of room, or on flush */
-    KVT_WRITE_IDLE = 3     /* when the store has nothing else to do, and as with EVICT */
+    KVT_WRITE_IDLE = 3,    /* when the store has nothing else to do, and as with EVICT */
+    KVT_WRITE_AUTO = 4     /* at once while the disk has room; then when a block is about to leave
+                              DRAM, half a minute after it was stored at the latest */
 };
 
 /* Everything that makes two KV caches incompatible. Strings are UTF-8 or arbitrary bytes given by

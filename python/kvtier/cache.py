@@ -44,6 +44,7 @@ class Write(enum.IntEnum):
     THROUGH = 1
     EVICT = 2
     IDLE = 3
+    AUTO = 4
 
 
 class Cut(enum.IntEnum):

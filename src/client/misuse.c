@@ -239,7 +239,7 @@ static void say_store(const struct kvt_misuse_request *ask, char *text, size_t l
         SAY("opts.level %d is none of enum kvt_level", opts->level);
     else if (opts->parent != NULL && !kvt_keys_ok(ask->ns, opts->parent, 1, true))
         SAY("opts.parent is not a key: hash_len %u", opts->parent->hash_len);
-    else if (opts->write < KVT_WRITE_DEFAULT || opts->write > KVT_WRITE_IDLE)
+    else if (opts->write < KVT_WRITE_DEFAULT || opts->write > KVT_WRITE_AUTO)
         SAY("opts.write %d is none of enum kvt_write", (int)opts->write);
     else if (opts->parent != NULL && ask->n > 0 && opts->parent->group != ask->keys[0].group)
         SAY("opts.parent is of group %u, the keys of group %u", opts->parent->group,

@@ -166,7 +166,7 @@ static int set_word(struct kvt_config *config, const char *key, const char *valu
     return refuse_choice(config, key, value, words, count, listed);
 }
 
-static const char *const write_words[] = {"through", "evict", "idle"}; /* from THROUGH on */
+static const char *const write_words[] = {"through", "evict", "idle", "auto"}; /* from THROUGH on */
 
 static const char *const admission_words[] = {[KVT_ADMIT_ALL] = "all",
                                               [KVT_ADMIT_SECOND] = "second_use",
@@ -320,7 +320,7 @@ int kvt_option_set(struct kvt_config *config, const struct kvt_option *option, c
         return set_switch(config, option->key, value, field);
     case T_WRITE:
         return set_word(config, "write", value, write_words, KVT_ARRAY_LEN(write_words),
-                        KVT_WRITE_THROUGH, "through, evict, idle", field);
+                        KVT_WRITE_THROUGH, "through, evict, idle, auto", field);
     case T_ADMISSION:
         return set_word(config, "admission", value, admission_words, KVT_ARRAY_LEN(admission_words),
                         0, "all, second_use, value, continued", field);

@@ -43,8 +43,9 @@ static const struct kvt_option options[] = {
      "part of dram that loads from disk stage through; auto: an eighth of dram, at most 64MiB"},
     {"write_queue", T_SIZE, AT(write_queue), "auto", "auto", 0, 64 * TIB,
      "bytes waiting for the disks before blocks are dropped; auto: half of dram, at most 256MiB"},
-    {"write", T_WRITE, AT(write), "through", NULL, 0, 0,
-     "when blocks go to disk: through (at once), evict (when DRAM runs short), idle"},
+    {"write", T_WRITE, AT(write), "auto", NULL, 0, 0,
+     "when blocks go to disk: through (at once), evict (when DRAM runs short), idle, auto (at "
+     "once while the disk has room, then within half a minute)"},
     {"admission", T_ADMISSION, AT(admission), "all", NULL, 0, 0,
      "which blocks go to disk: all, continued (all but a prompt's last block until it is "
      "continued), second_use (used twice), value (best saving for the budget)"},

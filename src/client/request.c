@@ -227,7 +227,7 @@ static int store_opts_check(const struct ask *ask, const struct kvt_store_opts *
         return KVT_E_INVAL;
     if (opts->level != KVT_LEVEL_DEFAULT && group->uniform[opts->level] == NULL)
         return KVT_E_UNSUPPORTED;
-    if (opts->write < KVT_WRITE_DEFAULT || opts->write > KVT_WRITE_IDLE)
+    if (opts->write < KVT_WRITE_DEFAULT || opts->write > KVT_WRITE_AUTO)
         return KVT_E_INVAL;
     if (opts->parent != NULL && opts->first_pos == 0)
         return KVT_E_INVAL;

@@ -76,16 +76,17 @@ struct kvt_slot {
     union {
         uint32_t ticket;   /* order of queueing for the disk */
         uint32_t since_us; /* FILLING: when it was granted, modulo 2^32 */
+        uint32_t later_ms; /* LATER: since when, modulo 2^32 */
     };
     uint32_t due;    /* policy.h: the epoch in which it leaves if nobody asks for it again */
     uint16_t bucket; /* while queued to leave */
     uint8_t state;
     uint8_t map;
     uint8_t queue;       /* enum kvt_slot_queue */
-    uint8_t write;       /* enum kvt_slot_write */
+    uint8_t write : 4;   /* enum kvt_slot_write */
+    uint8_t policy : 4;  /* enum kvt_write of the ALLOC; DEFAULT: a load brought it */
     uint8_t replace : 2; /* enum kvt_replace of the ALLOC, for its COMMIT */
     uint8_t staged : 1;  /* a store took it from the staging region */
-    uint8_t policy : 2;  /* enum kvt_write of the ALLOC, never DEFAULT */
     uint8_t at_end : 1;  /* written because it is next to leave: back to the old end of its queue */
     uint8_t purged : 1;  /* while its write was in flight: what lands is erased */
     uint8_t filler : 1;  /* a client holds it to fill it: FILLING, or DOOMED by a purge meanwhile */

@@ -24,7 +24,7 @@ static int params_check(const struct kvt_store_params *params)
 {
     if (params->root_count > KVT_STORE_ROOTS_MAX || !params->reply || !params->clock.now_ns ||
         params->staging_bytes > params->arena_bytes || params->ttl_ns < 0 ||
-        params->write < KVT_WRITE_DEFAULT || params->write > KVT_WRITE_IDLE ||
+        params->write < KVT_WRITE_DEFAULT || params->write > KVT_WRITE_AUTO ||
         (params->arena_bytes && ((uintptr_t)params->arena % KVT_PAGE_BYTES || !params->arena)) ||
         params->arena_bytes / KVT_PAGE_BYTES >= UINT32_MAX)
         return KVT_E_INVAL;

@@ -98,7 +98,8 @@ static void again(struct kvt_store *store, uint32_t slot)
     if (s->state != KVT_SLOT_VALID || s->write != KVT_SLOT_WRITE_FILTERED)
         return;
     kvt_write_move(store, slot, KVT_SLOT_WRITE_LATER);
-    if (s->policy == KVT_WRITE_THROUGH && kvt_admit_ask(store, slot))
+    if ((s->policy == KVT_WRITE_THROUGH || s->policy == KVT_WRITE_AUTO) &&
+        kvt_admit_ask(store, slot))
         (void)kvt_writes_queue(store, slot, false);
 }
 

@@ -117,7 +117,7 @@ static int32_t grant(struct chain *chain, uint32_t entry, const struct kvt_full_
     s->key = *full;
     s->entry = entry;
     s->map = chain->map;
-    s->policy = write_policy(store, chain->request) & 3u;
+    s->policy = write_policy(store, chain->request) & 15u;
     s->since_us = (uint32_t)(store->last_message_ns / 1000);
     s->replace = chain->request->replace;
     s->sequence = store->sequence_next++;
@@ -247,7 +247,7 @@ static bool alloc_valid(const struct kvt_store *store, const struct kvt_msg_allo
     if (!request->map && (request->level < KVT_LEVEL_INT4 || request->level > KVT_LEVEL_KV8))
         return false;
     return request->map <= KVT_LEVEL_RAW && request->replace <= KVT_REPLACE_COOL &&
-           request->write <= KVT_WRITE_IDLE && request->parent_len <= KVT_HASH_BYTES_MAX &&
+           request->write <= KVT_WRITE_AUTO && request->parent_len <= KVT_HASH_BYTES_MAX &&
            (!request->map || kvt_namespace_record_bytes(&store->spaces, ns, request->map) != 0);
 }
 
@@ -298,6 +298,8 @@ void kvt_handle_alloc(struct kvt_store *store, uint32_t client, const struct kvt
             chain.broken = !reachable(store, &chain.parent);
         }
         alloc_chain(&chain, reply->entries);
+        kvt_later_burst(store, (uint64_t)msg->count *
+                                   kvt_namespace_record_bytes(&store->spaces, chain.ns, chain.map));
     }
     kvt_reply_send(store, client, &reply->msg);
 }

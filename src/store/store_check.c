@@ -17,6 +17,7 @@ struct sums {
     uint64_t going;  /* slots with a write in flight */
     uint64_t queued; /* for the disk */
     uint64_t unsaved;
+    uint64_t auto_waiting, auto_bytes;
 };
 
 static int check_slot(const struct kvt_store *store, uint32_t slot, struct sums *sums, char *why,
@@ -30,6 +31,10 @@ static int check_slot(const struct kvt_store *store, uint32_t slot, struct sums 
     sums->going += s->write == KVT_SLOT_WRITE_GOING;
     sums->queued += s->write == KVT_SLOT_WRITE_QUEUED;
     sums->unsaved += kvt_write_unsaved(store, slot);
+    if (s->write == KVT_SLOT_WRITE_LATER && s->policy == KVT_WRITE_AUTO) {
+        sums->auto_waiting++;
+        sums->auto_bytes += s->record_bytes;
+    }
     if (s->state == KVT_SLOT_DOOMED)
         return s->pins && s->entry == KVT_NO_NUMBER ? 0 : BAD("doomed slot %u lingers", slot);
     if (s->entry >= store->index.touched || !kvt_index_at(&store->index, s->entry)->used)
@@ -152,6 +157,8 @@ static int check_sums(const struct kvt_store *store, const struct sums *sums, ch
                    sums->disk_blocks);
     if (sums->staged_bytes != store->staged_bytes)
         return BAD("bytes staged by stores do not agree");
+    if (sums->auto_waiting != store->auto_waiting || sums->auto_bytes != store->auto_bytes)
+        return BAD("blocks that AUTO has deferred do not agree");
     if (sums->unsaved != store->unsaved)
         return BAD("unsaved blocks do not agree");
     if (sums->queued != store->write_queue.count || sums->going != store->writes_going)

@@ -152,6 +152,11 @@ struct kvt_store {
     uint32_t unsaved;      /* slots that hold the only copy, not queued for the disk */
     uint32_t idle_waiting; /* of them, those to be written when the store is idle */
     uint32_t idle_cursor;
+    uint32_t auto_waiting; /* of them, those that AUTO has deferred, and their bytes */
+    uint64_t auto_bytes;
+    uint32_t auto_cursor;
+    int64_t auto_next_ns;   /* when the next pass over them begins */
+    uint64_t burst_pages;   /* the largest of the stores of late */
     struct kvt_ahead ahead; /* in the policy's order */
     int64_t last_message_ns;
     int64_t write_retry_ns;

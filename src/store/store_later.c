@@ -16,7 +16,11 @@
  *     times; then it goes and is counted as lost. So a burst costs old blocks, never a caller.
  *  3. Blocks written ahead come back to the old end of their queue.
  *  4. Deferred blocks are no exception from the bound of the write queue, but for flush and close.
- *  5. AGAIN is written when it leaves DRAM, never for a flush: with a disk smaller than DRAM each
+ *  5. AUTO writes at once until the log has begun to recycle. From then on a block waits until it
+ * is about to leave DRAM, so that its place in the log is that of its last use; half a minute at
+ *     most, and no more than half of the cache region does. As much as one request has taken of
+ *     late is written ahead then, where that is more than a WRITE_AHEAD part.
+ *  6. AGAIN is written when it leaves DRAM, never for a flush: with a disk smaller than DRAM each
  *     flush would push out what the last one wrote.
  * Threads: the store's owner. Allocates nothing; each step is bounded.
  */
@@ -25,11 +29,17 @@
 #include "store/store_recycle.h"
 
 #define WRITE_AHEAD 8u                  /* an eighth of the cache region, but ... */
+#define AHEAD_BURST 2u                  /* AUTO: what one request takes, up to a half; */
+#define BURST_FADE 64u                  /* requests in which that is forgotten, about */
 #define AHEAD_DISK 16u                  /* ... no more than a sixteenth of the disk */
 #define AHEAD_STEPS 512u                /* slots looked at, per run */
 #define AHEAD_PAUSE_NS INT64_C(1000000) /* between two runs of a pass */
 #define IDLE_STEPS 1024u                /* slots looked at, per run */
-#define SAVES_PER_REQUEST 8             /* rule 2 */
+#define SAVES_PER_REQUEST 64            /* rule 2 */
+#define AUTO_PASS_NS INT64_C(5000000000)
+#define AUTO_AGE_MS 25000u /* and the pass after that: half a minute at the latest */
+#define AUTO_SHARE 2u      /* of the cache region: no larger part of it is deferred */
+#define AUTO_CHAIN 128u    /* blocks queued in the order of their chain */
 
 static bool unsaved(const struct kvt_slot *s)
 {
@@ -37,15 +47,31 @@ static bool unsaved(const struct kvt_slot *s)
            s->write == KVT_SLOT_WRITE_FAILED || s->write == KVT_SLOT_WRITE_AGAIN;
 }
 
+static bool waits(const struct kvt_slot *s, enum kvt_write policy)
+{
+    return s->write == KVT_SLOT_WRITE_LATER && s->policy == policy;
+}
+
+static uint32_t now_ms(const struct kvt_store *store)
+{
+    return (uint32_t)(kvt_store_now(store) / 1000000);
+}
+
 void kvt_write_move(struct kvt_store *store, uint32_t slot, enum kvt_slot_write to)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
     store->unsaved -= unsaved(s);
-    store->idle_waiting -= s->write == KVT_SLOT_WRITE_LATER && s->policy == KVT_WRITE_IDLE;
-    s->write = (uint8_t)to;
+    store->idle_waiting -= waits(s, KVT_WRITE_IDLE);
+    store->auto_waiting -= waits(s, KVT_WRITE_AUTO);
+    store->auto_bytes -= waits(s, KVT_WRITE_AUTO) ? s->record_bytes : 0;
+    s->write = (unsigned)to & 15u;
     store->unsaved += unsaved(s);
-    store->idle_waiting += s->write == KVT_SLOT_WRITE_LATER && s->policy == KVT_WRITE_IDLE;
+    store->idle_waiting += waits(s, KVT_WRITE_IDLE);
+    store->auto_waiting += waits(s, KVT_WRITE_AUTO);
+    store->auto_bytes += waits(s, KVT_WRITE_AUTO) ? s->record_bytes : 0;
+    if (to == KVT_SLOT_WRITE_LATER)
+        s->later_ms = now_ms(store);
 }
 
 bool kvt_write_unsaved(const struct kvt_store *store, uint32_t slot)
@@ -65,13 +91,24 @@ void kvt_write_again(struct kvt_store *store, uint32_t slot)
     store->counts.given_up++;
 }
 
+/* AUTO: until something on disk has had to go, a write takes nothing's place. Then it waits, unless
+ * so much does already that a burst would find nothing in DRAM that may leave at once. */
+static bool at_once(const struct kvt_store *store, const struct kvt_slot *s)
+{
+    uint64_t cache = store->slots.arena.regions[KVT_REGION_CACHE].pages * (uint64_t)KVT_PAGE_BYTES;
+
+    if (s->policy != KVT_WRITE_AUTO)
+        return s->policy == KVT_WRITE_THROUGH;
+    return !store->counts.evict_disk_segments ||
+           store->auto_bytes + s->record_bytes > cache / AUTO_SHARE;
+}
+
 void kvt_writes_commit(struct kvt_store *store, uint32_t slot)
 {
     struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
 
     /* What stands in the staging region cannot stay: it goes to disk at once. */
-    if (s->policy == KVT_WRITE_THROUGH ||
-        kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING) {
+    if (at_once(store, s) || kvt_slot_region(&store->slots, slot) == KVT_REGION_STAGING) {
         if (kvt_admit_ask(store, slot))
             (void)kvt_writes_queue(store, slot, false);
         return;
@@ -299,15 +336,68 @@ static int64_t idle_turn(struct kvt_store *store, int64_t now)
     return store->idle_waiting ? now : INT64_MAX;
 }
 
+/* Queue the slot and what of its chain before it waits as well, parents first: neighbours in a
+ * chain that are neighbours on disk are read at one go. false: the queue is full. */
+static bool queue_chain(struct kvt_store *store, uint32_t slot)
+{
+    uint32_t chain[AUTO_CHAIN], count = 0;
+
+    while (slot != KVT_SLOT_NONE && count < AUTO_CHAIN) {
+        const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+        if (s->state != KVT_SLOT_VALID || !waits(s, KVT_WRITE_AUTO))
+            break;
+        chain[count++] = slot;
+        slot = parent_slot(store, s);
+    }
+    while (count--) {
+        if (!kvt_writes_room(store, chain[count]))
+            return false;
+        if (kvt_admit_ask(store, chain[count]))
+            (void)kvt_writes_queue(store, chain[count], false);
+    }
+    return true;
+}
+
+/* Passes over all slots: what AUTO has deferred for long enough is queued. */
+static int64_t auto_turn(struct kvt_store *store, int64_t now)
+{
+    if (!store->auto_waiting)
+        return INT64_MAX;
+    if (now < store->auto_next_ns)
+        return store->auto_next_ns;
+    for (uint32_t i = 0; i < IDLE_STEPS; i++) {
+        uint32_t slot = store->auto_cursor;
+        const struct kvt_slot *s = kvt_slot_at(&store->slots, slot);
+
+        if (slot >= store->slots.arena.touched) {
+            store->auto_cursor = 0;
+            store->auto_next_ns = now + AUTO_PASS_NS;
+            return store->auto_next_ns;
+        }
+        if (s->state == KVT_SLOT_VALID && waits(s, KVT_WRITE_AUTO) &&
+            now_ms(store) - s->later_ms >= AUTO_AGE_MS && !queue_chain(store, slot))
+            return now + KVT_STORE_GATHER_NS;
+        store->auto_cursor++;
+    }
+    return now;
+}
+
 /* What is written ahead stands in DRAM and on disk for a while: no large part of either. */
 static uint64_t ahead_pages(const struct kvt_store *store)
 {
-    uint64_t disk = 0;
+    uint64_t cache = store->slots.arena.regions[KVT_REGION_CACHE].pages, disk = 0;
+    uint64_t burst = store->auto_waiting ? KVT_MIN(store->burst_pages, cache / AHEAD_BURST) : 0;
 
     for (uint32_t i = 0; i < store->disk_count; i++)
         disk += store->disks[i].cap_bytes / KVT_PAGE_BYTES;
-    return KVT_MIN(store->slots.arena.regions[KVT_REGION_CACHE].pages / WRITE_AHEAD,
-                   disk / AHEAD_DISK);
+    return KVT_MIN(KVT_MAX(cache / WRITE_AHEAD, burst), disk / AHEAD_DISK);
+}
+
+void kvt_later_burst(struct kvt_store *store, uint64_t bytes)
+{
+    store->burst_pages =
+        KVT_MAX(bytes / KVT_PAGE_BYTES, store->burst_pages - store->burst_pages / BURST_FADE);
 }
 
 int64_t kvt_later_run(struct kvt_store *store)
@@ -321,6 +411,6 @@ int64_t kvt_later_run(struct kvt_store *store)
         return INT64_MAX;
     if (region->free_pages < share)
         more = save_ahead(store, share * KVT_PAGE_BYTES);
-    next = idle_turn(store, now);
+    next = KVT_MIN(idle_turn(store, now), auto_turn(store, now));
     return more ? KVT_MIN(next, now + AHEAD_PAUSE_NS) : next;
 }

@@ -168,7 +168,7 @@ static void arrived(struct kvt_store *store, uint32_t slot)
 
     kvt_slot_move(&store->slots, slot, KVT_SLOT_VALID);
     link_parent(store, slot, s->entry);
-    s->policy = (store->params.write ? (unsigned)store->params.write : KVT_WRITE_THROUGH) & 3u;
+    s->policy = (store->params.write ? (unsigned)store->params.write : KVT_WRITE_THROUGH) & 15u;
     if (kvt_slot_region(&store->slots, slot) == KVT_REGION_CACHE)
         kvt_policy_enter(&store->policy, slot);
     if (store->disk_count)

@@ -77,6 +77,8 @@ uint32_t kvt_writes_unsave(struct kvt_store *store, uint32_t slot);
 void kvt_writes_lost(struct kvt_store *store, uint32_t slot);
 void kvt_writes_lost_all(struct kvt_store *store);
 int64_t kvt_later_run(struct kvt_store *store);
+/* One request has taken that much room: as much is to be had without waiting for the next one. */
+void kvt_later_burst(struct kvt_store *store, uint64_t bytes);
 
 /* ---- store_admit.c: which blocks are written */
 __attribute__((warn_unused_result)) int kvt_admit_init(struct kvt_store *store);

@@ -38,7 +38,7 @@
 #define SEEDS 50u
 #endif
 
-static const char *const policies[] = {"through", "evict", "idle"};
+static const char *const policies[] = {"through", "evict", "idle", "auto"};
 static const char *const backends[] = {"posix", "auto"};
 
 static struct rig rig;

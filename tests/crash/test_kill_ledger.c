@@ -387,11 +387,11 @@ static enum mode pick_mode(struct kvt_rng *rng, uint64_t cycle)
 
 static void pick_config(struct kvt_rng *rng, enum mode mode, char *config, size_t len)
 {
-    static const char *const policies[] = {"through", "evict", "idle"};
+    static const char *const policies[] = {"through", "evict", "idle", "auto"};
     static const char *const backends[] = {"io=posix", "io=posix,direct=off", "io=auto"};
 
     snprintf(config, len, "dram=%s,threads=1,write=%s,%s,disk_required=%s,scrub=%s",
-             kvt_rng_below(rng, 2) ? "2MiB" : "24MiB", policies[kvt_rng_below(rng, 3)],
+             kvt_rng_below(rng, 2) ? "2MiB" : "24MiB", policies[kvt_rng_below(rng, 4)],
              backends[kvt_rng_below(rng, 3)], mode == TAKEOVER ? "no" : "yes",
              mode == SCRUB ? "1GiB" : "off");
 }

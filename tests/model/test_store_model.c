@@ -575,7 +575,7 @@ static void op_any(struct model *m, bool faults)
 {
     uint32_t dice = roll(m, 100);
 
-    m->rig.write = (uint8_t)roll(m, 4); /* of the stores of this operation */
+    m->rig.write = (uint8_t)roll(m, 5); /* of the stores of this operation */
 
     if (dice < 14)
         op_alloc(m);

@@ -296,7 +296,7 @@ static void op_alloc(struct sim *sim)
           sim->ns[sim->alloc_ns], n);
     out.alloc.map = sim_maps[sim->alloc_map];
     out.alloc.replace = (uint8_t)sim_roll(sim, 3);
-    out.alloc.write = (uint8_t)sim_roll(sim, 4);
+    out.alloc.write = (uint8_t)sim_roll(sim, 5);
     out.alloc.block_tokens = 16;
     if (parent != UINT32_MAX) {
         struct kvt_msg_key key = sim_key(sim->alloc_ns, parent);

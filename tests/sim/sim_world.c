@@ -151,7 +151,7 @@ static void choose_shape(struct sim *sim, const struct sim *like)
     shape->disks = (uint32_t)PICK(sim, 1, 1, 1, 1, 1, 1, 2, 2, 2, 0);
     if (!shape->disks) /* a namespace whose records fit nowhere is refused */
         shape->cache_bytes = KVT_MAX(shape->cache_bytes, (uint64_t)largest * KVT_PAGE_BYTES);
-    shape->write = (int)sim_roll(sim, 4);
+    shape->write = (int)sim_roll(sim, 5);
     shape->faults = dice < 4 ? SIM_SOUND : dice < 8 ? SIM_HONEST : SIM_LYING;
     shape->late = shape->disks == SIM_DISKS && sim_roll(sim, 2);
     sim_limits_choose(sim, largest * KVT_PAGE_BYTES);

@@ -1,7 +1,7 @@
 /* When blocks go to disk: write policies, and what is lost when one goes unwritten.
  *
- * Goal:   through, evict and idle write when they say and not before; flush and close write all; an
- *         eviction costs nothing that could have been written in time; what is lost nevertheless is
+ * Goal:   through, evict, idle and auto write when they say and not before; flush and close write
+ * all; an eviction costs nothing that could have been written in time; what is lost nevertheless is
  *         counted by its reason, block for block; a dead disk is not asked all the time.
  * Method: a rig without threads (support/store_rig.h) whose clock is a number and whose disk can be
  *         held back or made to fail; counters and what a restart finds tell what was written.
@@ -251,6 +251,92 @@ static void test_idle_writes_when_nothing_is_asked(void **state)
     rig_close(&rig);
 }
 
+/* Until the log has had to recycle a segment. */
+static void fill_the_disk(void)
+{
+    for (uint64_t first = 1u << 20; rig_stats(&rig).evict_disk_segments == 0; first += 100) {
+        assert_int_equal(put(first, 8), 8);
+        assert_int_equal(rig_flush(&rig), 0);
+    }
+}
+
+static struct rig_options small_disk(int write)
+{
+    struct rig_options o = small(write);
+
+    o.disk_cap_bytes = 8u << 20;
+    return o;
+}
+
+/* A disk that has room is written to at once; one that is full half a minute later. */
+static void test_auto_waits_where_a_write_takes_a_place(void **state)
+{
+    struct rig_options o = small_disk(KVT_WRITE_AUTO);
+    uint64_t before, ahead;
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(put(1, 8), 8);
+    assert_int_equal(written(), 8);
+    assert_int_equal(rig_stats(&rig).disk_deferred, 0);
+    fill_the_disk();
+    before = written();
+    assert_int_equal(put(101, 8), 8);
+    ahead = written() - before; /* DRAM is full: the end of the chain may be about to leave */
+    assert_true(ahead <= 2);
+    assert_int_equal(rig_stats(&rig).disk_unsaved, 8 - ahead);
+    for (int i = 0; i < 24; i++) /* an idle store waits as well */
+        rig_advance(&rig, 1000000000);
+    assert_int_equal(written(), before + ahead);
+    for (int i = 0; i < 6; i++)
+        rig_advance(&rig, 1000000000);
+    assert_int_equal(written(), before + 8);
+    assert_int_equal(rig_stats(&rig).disk_unsaved, 0);
+    assert_int_equal(found_after_crash(101, 8), 8);
+    rig_close(&rig);
+}
+
+/* The clock of each block is its own: what comes all the time does not hold the first ones up. */
+static void test_auto_writes_each_block_in_time(void **state)
+{
+    struct rig_options o = small_disk(KVT_WRITE_AUTO);
+
+    (void)state;
+    begin(&o);
+    fill_the_disk();
+    for (uint64_t second = 0; second < 60; second++) {
+        assert_int_equal(put(1000 + second, 1), 1);
+        rig_advance(&rig, 1000000000);
+        assert_true(rig_stats(&rig).disk_unsaved <= 31);
+    }
+    assert_int_equal(found_after_crash(1000, 30), 30);
+    rig_close(&rig);
+}
+
+/* No more than half of DRAM is deferred; what comes then is written at once, and nothing is lost:
+ * not by bursts, nor by a stream of four times DRAM. A flush writes what waits. */
+static void test_auto_loses_nothing(void **state)
+{
+    struct rig_options o = small_disk(KVT_WRITE_AUTO);
+
+    (void)state;
+    begin(&o);
+    fill_the_disk();
+    assert_int_equal(put(1, 50), 50);
+    assert_in_range(rig_stats(&rig).disk_unsaved, 24, 32);
+    assert_int_equal(rig_flush(&rig), 0);
+    assert_int_equal(rig_stats(&rig).disk_unsaved, 0);
+    for (uint64_t c = 0; c < 32; c++)
+        assert_int_equal(put(10000 + c * 8, 8), 8);
+    for (uint64_t c = 0; c < 8; c++)
+        assert_int_equal(put(20000 + c * 32, 32), 32);
+    assert_int_equal(rig_stats(&rig).lost_deferred, 0);
+    assert_int_equal(rig_stats(&rig).evict_dram_lost, 0);
+    for (uint64_t c = 0; c < 8; c++)
+        assert_int_equal(get(20000 + c * 32, 32), 32);
+    rig_close(&rig);
+}
+
 /* Each request may say when; evict stays where idle goes. */
 static void test_requests_choose(void **state)
 {
@@ -269,12 +355,12 @@ static void test_requests_choose(void **state)
     rig_advance(&rig, 1000000000);
     assert_int_equal(written(), 8);
     assert_int_equal(rig_stats(&rig).disk_unsaved, 4);
-    rig.write = 4;
+    rig.write = 5;
     {
         struct kvt_msg_alloc msg = {
             .msg = {.bytes = sizeof(msg), .op = KVT_OP_ALLOC, .cookie = 9999, .ns = ns},
             .map = KV4,
-            .write = 4};
+            .write = 5};
 
         rig_forget_replies(&rig);
         assert_int_equal(rig_send(&rig, 1, &msg), 0);
@@ -436,7 +522,7 @@ static void test_unsaved_blocks_come_and_go(void **state)
     begin(&o);
     for (int i = 0; i < 3000; i++) { /* the rig checks every sum after each of them */
         n = 1 + kvt_rng_below(&rng, 120);
-        rig.write = (uint8_t)kvt_rng_below(&rng, 4);
+        rig.write = (uint8_t)kvt_rng_below(&rng, 5);
         switch (kvt_rng_below(&rng, 8)) {
         case 0:
             assert_true(rig_keys(&rig, KVT_OP_PURGE, ns, &n, 1) >= 0);
@@ -555,6 +641,9 @@ int main(void)
         cmocka_unit_test(test_a_burst_loses_old_blocks_and_says_so),
         cmocka_unit_test(test_flush_and_close_write_all),
         cmocka_unit_test(test_idle_writes_when_nothing_is_asked),
+        cmocka_unit_test(test_auto_waits_where_a_write_takes_a_place),
+        cmocka_unit_test(test_auto_writes_each_block_in_time),
+        cmocka_unit_test(test_auto_loses_nothing),
         cmocka_unit_test(test_requests_choose),
         cmocka_unit_test(test_no_dram_writes_through),
         cmocka_unit_test(test_dropped_blocks_get_another_chance),
