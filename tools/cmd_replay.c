@@ -130,8 +130,6 @@ static int run_curve(struct replay *r)
 
     if (!rc)
         rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_SECOND});
-    if (!rc)
-        rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_CONTINUED});
     if (!rc) { /* as many bytes as second_use took */
         struct replay_admission value = {.policy = KVT_ADMIT_VALUE};
         value.blocks_per_day = (uint64_t)fmax((double)r->results[1].written / days, 1);
@@ -145,6 +143,8 @@ static int run_curve(struct replay *r)
     for (size_t i = 0; i < KVT_ARRAY_LEN(shares) && !rc; i++)
         rc = add_case(r, dram, disk,
                       (struct replay_admission){.policy = KVT_ADMIT_RANDOM, .share = shares[i]});
+    if (!rc)
+        rc = add_case(r, dram, disk, (struct replay_admission){.policy = KVT_ADMIT_CONTINUED});
     return rc;
 }
 

@@ -311,6 +311,43 @@ static void it_is_deterministic_and_what_fits_is_found(void **state)
     replay_trace_free(&trace);
 }
 
+/* What a live cache would be asked for: without the block that a prompt's tokens do not fill. */
+static void whole_blocks_leave_unfinished_ones_out(void **state)
+{
+    (void)state;
+    struct replay_trace trace;
+    assert_int_equal(replay_trace_make(&trace, 5, 400), 0);
+    uint64_t blocks = trace.blocks;
+    uint32_t last = trace.requests[3].count;
+    assert_int_equal(replay_trace_whole_blocks(&trace), 0);
+    assert_int_equal(trace.blocks, blocks - 400); /* made prompts end 100 tokens early */
+    assert_int_equal(trace.requests[3].count, last - 1);
+    assert_int_equal(replay_trace_whole_blocks(&trace), 0);
+    assert_int_equal(trace.blocks, blocks - 400);
+    replay_trace_free(&trace);
+}
+
+/* Time passes for the store between two prompts: what waits for a quiet moment, or for half a
+ * minute, is written although nothing more is asked of it. */
+static void the_store_works_between_prompts(void **state)
+{
+    static const int policies[] = {KVT_WRITE_EVICT, KVT_WRITE_IDLE};
+    (void)state;
+    for (size_t i = 0; i < 2; i++) {
+        struct replay_admission admission = {.write = policies[i]};
+        struct replay_store *store;
+        struct replay_hits hits;
+        uint64_t ids[] = {1, 2, 3, 4};
+        assert_int_equal(replay_store_open(4096, 60000, &admission, &store), 0);
+        assert_int_equal(replay_store_prompt(store, 0, ids, 4, &hits), 0);
+        assert_int_equal(replay_store_written(store), 0);
+        ids[0] = 5;
+        assert_int_equal(replay_store_prompt(store, 3000, ids, 1, &hits), 0);
+        assert_int_equal(replay_store_written(store), policies[i] == KVT_WRITE_IDLE ? 4 : 0);
+        replay_store_close(store);
+    }
+}
+
 static void value_beats_random_of_as_many_bytes(void **state)
 {
     (void)state;
@@ -319,6 +356,9 @@ static void value_beats_random_of_as_many_bytes(void **state)
     json_t *document = json_of(argv);
     const json_t *rows = json_object_get(document, "rows");
     double all = row_number(rows, 0, NULL, "bytes_written"), half = 0, hits = 0, random = 0;
+    size_t last = json_array_size(rows) - 1;
+    assert_string_equal(json_string_value(json_object_get(json_array_get(rows, last), "admission")),
+                        "continued");
     /* of as many bytes as second uses take, value finds no less than they do */
     assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 1), "admission")),
                         "second_use");
@@ -679,6 +719,8 @@ int main(void)
         cmocka_unit_test(the_tool_says_the_same),
         cmocka_unit_test(sweeps_have_a_row_for_each_size),
         cmocka_unit_test(it_is_deterministic_and_what_fits_is_found),
+        cmocka_unit_test(whole_blocks_leave_unfinished_ones_out),
+        cmocka_unit_test(the_store_works_between_prompts),
         cmocka_unit_test(value_beats_random_of_as_many_bytes),
         cmocka_unit_test(numbers_that_are_none_are_errors),
         cmocka_unit_test(bad_traces_are_errors),
