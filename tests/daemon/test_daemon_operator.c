@@ -421,7 +421,7 @@ static void one_shared_tier_is_given(void **state)
     assert_int_not_equal(run.code, 0);
     assert_non_null(strstr(run.err, "given twice"));
     tool_run(&run, program,
-             (const char *const[]){"kvtierd", "--check", "--remote", "redis://a+b",
+             (const char *const[]){"kvtierd", "--check", "--offline", "--remote", "redis://a+b",
                                    "--remote-ns-cap", "1GiB", NULL},
              NULL, NULL);
     assert_int_equal(run.code, 0);

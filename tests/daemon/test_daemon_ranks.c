@@ -254,7 +254,7 @@ static void test_c30_caps_are_totals_and_shown_per_rank(void **state)
     tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "top", socket, "--once", NULL}, NULL,
              NULL);
     assert_int_equal(run.code, 0);
-    assert_non_null(strstr(run.out, "lookup"));
+    assert_non_null(strstr(run.out, "looked up (questions: "));
     assert_int_equal(daemon_stop(&server), 0);
     tool_run(&run, KVT_TOOL, (const char *const[]){"kvtier", "stat", socket, NULL}, NULL, NULL);
     assert_int_equal(run.code, 1);
