@@ -75,7 +75,9 @@ grep -q 'found before: 2 blocks' "$work/second" || fail "blocks did not survive 
 "$work/outside/build/from_cxx"
 
 for run in 1 2; do
-    "$work/outside/build/sessions" "$work/talks" >"$work/talks.$run" || fail "examples/sessions.c fails"
+    # what is loaded and what computed is not to depend on how busy the machine is
+    KVTIER_CONFIG=plan=off "$work/outside/build/sessions" "$work/talks" >"$work/talks.$run" ||
+        fail "examples/sessions.c fails"
     tail -n 1 "$work/talks.$run"
     grep -q ' 0 of them without a record (success)' "$work/talks.$run" || fail "sessions lost blocks"
 done
