@@ -88,6 +88,7 @@ struct sim_block {
     uint8_t absent;   /* purged while the late root was not there: as `may`, for the next life */
     struct place place;
     uint32_t purges;
+    uint32_t purging; /* of them, those of this life that have not been answered */
 };
 
 struct sim_fill {
@@ -300,6 +301,7 @@ void sim_fetched(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uin
                  uint64_t asked, int64_t asked_ns);
 void sim_purge_sent(struct sim *sim, const struct sim_wait *wait);
 void sim_purge_refused(struct sim *sim, const struct sim_wait *wait);
+void sim_purges_forgotten(struct sim *sim); /* a new life: none is under way */
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
 void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status);
 void sim_note_places(struct sim *sim);  /* before a life ends: blocks may have been moved */

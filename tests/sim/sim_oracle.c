@@ -214,17 +214,37 @@ void sim_purge_sent(struct sim *sim, const struct sim_wait *wait)
 
         block->durable = block->last_commit = 0;
         block->purges++;
+        block->purging++;
     }
 }
 
 void sim_purge_refused(struct sim *sim, const struct sim_wait *wait)
 {
-    for (uint32_t i = 0; i < (wait->n ? wait->n : SIM_BLOCKS); i++)
-        sim->blocks[wait->ns][covered(wait, i)].purges--;
+    for (uint32_t i = 0; i < (wait->n ? wait->n : SIM_BLOCKS); i++) {
+        struct sim_block *block = &sim->blocks[wait->ns][covered(wait, i)];
+
+        block->purges--;
+        block->purging--;
+    }
+}
+
+/* No answer comes any more: the purge may go on, so it counts as under way for the rest of the
+ * life. */
+static void purge_ended(struct sim *sim, const struct sim_wait *wait)
+{
+    for (uint32_t i = 0; i < (wait->n ? wait->n : SIM_BLOCKS); i++) {
+        struct sim_block *block = &sim->blocks[wait->ns][covered(wait, i)];
+
+        block->purging--;
+        if (block->last_commit >= wait->sent) /* the walk may have come behind it */
+            block->last_commit = 0;
+    }
 }
 
 void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status)
 {
+    if (status != KVT_E_CLOSED)
+        purge_ended(sim, wait);
     if (status < 0 && !sim_net_failed(sim, status))
         return;
     sim->counts.purges += status >= 0;
@@ -243,6 +263,13 @@ void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status
     }
 }
 
+void sim_purges_forgotten(struct sim *sim)
+{
+    for (uint32_t ns = 0; ns < SIM_NS; ns++)
+        for (uint32_t i = 0; i < SIM_BLOCKS; i++)
+            sim->blocks[ns][i].purging = 0;
+}
+
 static bool may_have_gone(const struct kvt_store_stats *stats)
 {
     return stats->evict_disk_blocks || stats->given_up || stats->evict_index_blocks ||
@@ -251,7 +278,8 @@ static bool may_have_gone(const struct kvt_store_stats *stats)
            stats->ttl_expired || stats->quota_evicted;
 }
 
-/* Flushed with an answer of 0: what was committed before it was sent is on a drive. */
+/* Flushed with an answer of 0: what was committed before it was sent is on a drive, unless a purge
+ * of it has not been answered. */
 void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status)
 {
     struct kvt_store_stats stats;
@@ -266,7 +294,8 @@ void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status
             struct kvt_msg_key key = sim_key(ns, i);
             struct place place;
 
-            if (!block->may || !block->last_commit || block->last_commit >= wait->sent)
+            if (!block->may || !block->last_commit || block->last_commit >= wait->sent ||
+                block->purging)
                 continue;
             place = place_of(sim->store, sim->ns[ns], &key);
             if (place.known) {

@@ -225,6 +225,7 @@ int sim_open(struct sim *sim)
     sim->counts.lives++;
     sim->life_op = sim->op;
     sim->grants = 0;
+    sim_purges_forgotten(sim);
     sim_late_begin(sim);
     sim_limits_begin(sim);
     sim_clients_start(sim);
