@@ -242,6 +242,8 @@ static void silent_connections_do_not_make_it_go_round(void **state)
     (void)state;
     begin_scarce("--dram 16MiB");
     int count = take_all(why, sizeof(why));
+    /* it may have been said already, when the last one that was refused took what was left */
+    const unsigned before = said_times("no descriptors are left");
     const int64_t start = rig_now_ns();
     for (int i = 0; i < MORE; i++)
         assert_int_equal(kvt_sock_connect(server.socket, 5000, &more[i]), 0);
@@ -249,9 +251,9 @@ static void silent_connections_do_not_make_it_go_round(void **state)
     /* Once. But who says nothing for two seconds is let go: then there are some again, and it is
      * said anew when those are taken. */
     const unsigned said = said_times("no descriptors are left");
-    assert_true(said >= 1 && said <= MORE);
+    assert_true(said >= 1 && said <= before + MORE);
     if (rig_now_ns() - start < KVT_HELLO_NS)
-        assert_int_equal(said, 1);
+        assert_true(said <= before + 1);
     for (int i = 0; i < MORE; i++)
         close(more[i]);
     for (int i = 0; i < count; i++)

@@ -89,6 +89,7 @@ struct sim_block {
     struct place place;
     uint32_t purges;
     uint32_t purging; /* of them, those of this life that have not been answered */
+    uint64_t purged;  /* when the last of them was: its walk may have taken what came before */
 };
 
 struct sim_fill {

@@ -236,8 +236,7 @@ static void purge_ended(struct sim *sim, const struct sim_wait *wait)
         struct sim_block *block = &sim->blocks[wait->ns][covered(wait, i)];
 
         block->purging--;
-        if (block->last_commit >= wait->sent) /* the walk may have come behind it */
-            block->last_commit = 0;
+        block->purged = sim->op;
     }
 }
 
@@ -294,8 +293,8 @@ void sim_flush_done(struct sim *sim, const struct sim_wait *wait, int32_t status
             struct kvt_msg_key key = sim_key(ns, i);
             struct place place;
 
-            if (!block->may || !block->last_commit || block->last_commit >= wait->sent ||
-                block->purging)
+            if (!block->may || block->last_commit <= block->purged ||
+                block->last_commit >= wait->sent || block->purging)
                 continue;
             place = place_of(sim->store, sim->ns[ns], &key);
             if (place.known) {

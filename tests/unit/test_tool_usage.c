@@ -207,7 +207,7 @@ static void test_errors_are_json_too(void **state)
     TOOL("replay", "--trace", "/no/such/trace");
     assert_non_null(strstr(run.err, "/no/such/trace: cannot be opened: No such file"));
     TOOL("plan", "--config", "/no/such/config.json");
-    assert_non_null(strstr(run.err, "/no/such/config.json: no configuration of a model: "));
+    assert_non_null(strstr(run.err, "/no/such/config.json: cannot be read: No such file"));
     assert_null(strstr(run.err, "line -1"));
     TOOL("replay", "--generate", "500", "--disk", "1GB");
     assert_non_null(strstr(run.err, "GB at least"));
