@@ -9,9 +9,9 @@
  * what comes from there is verified by the production code (remote/remote_seal.h).
  *
  * Origin of a record, for one machine: the operation that stored it, where this machine put it;
- * else the one at which it came to the server. A purge of this machine that was answered with 0
- * leaves no older one on the server, and none that it got from there. Other machines keep what they
- * have, and may put it again.
+ * else the one at which it came to the server. Damage there, another name's bytes too, leaves it as
+ * it was. A purge of this machine that was answered with 0 leaves no older one on the server, and
+ * none that it got from there. Other machines keep what they have, and may put it again.
  * Threads: one. */
 #ifndef KVT_TESTS_SIM_NET_H
 #define KVT_TESTS_SIM_NET_H

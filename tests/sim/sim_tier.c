@@ -348,6 +348,9 @@ static bool spoil(struct sim_net *net, struct sim *sim, struct sim_name *name, u
         object->bytes = NULL;
         object_copy(sim, object, &other->now);
         free(was.bytes);
+        object->machine = was.machine; /* it has been under this name for as long as before */
+        object->stored = was.stored;
+        object->landed = was.landed;
     } else if (kind == REST_NEWER) {
         header->version++;
         header->checksum = kvt_record_checksum(object->bytes, header->record_bytes);
