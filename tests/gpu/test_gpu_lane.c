@@ -311,6 +311,7 @@ static void lose_device(const char *call, int after, int result)
     api_fake_reset(NULL);
     start(&api, &small, "dram=16MiB,threads=1", false);
     api_open(&api);
+    wait_pinned(&api, 16 << 20); /* from here on the driver has no other caller */
     fill(&api, 48, 1, API_SMOOTH);
     assert_int_equal(api_store(&api, 1, 8, 0, 0, NULL), 8);
     fake->fail = call;
@@ -362,6 +363,7 @@ static void test_passing_failures(void **state)
         api_fake_reset(NULL);
         start(&api, &small, "dram=16MiB,threads=1", false);
         api_open(&api);
+        wait_pinned(&api, 16 << 20);
         fill(&api, 16, 1, API_SMOOTH);
         fake->fail = calls[i];
         fake->fail_result = KVT_CU_OUT_OF_MEMORY;
