@@ -277,20 +277,29 @@ int kvt_l2_open(const struct kvt_l2_params *params, struct kvt_l2 **out, uint64_
     return 0;
 }
 
-/* Make the open segment durable; it stays walkable, and the next open goes on in it. */
-static void close_open_segment(struct kvt_l2 *l2)
+static int sync_at_close(struct kvt_l2 *l2, uint32_t segment)
+{
+    int slot = kvt_l2_file_get(l2, segment, false);
+    int rc = slot < 0 ? slot : kvt_io_sync_now(l2->io, l2->files[slot].file);
+
+    kvt_l2_file_put(l2, slot);
+    if (rc)
+        kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: sync failed: %s", (unsigned)segment,
+                kvt_strerror(rc));
+    return rc;
+}
+
+/* Make the open segment durable; it stays walkable, and the next open goes on in it. And a last try
+ * for those whose sync has failed. */
+static void sync_segments(struct kvt_l2 *l2)
 {
     struct kvt_l2_active *active = l2->open;
-    int rc;
 
-    if (!active || active->written == active->synced)
-        return;
-    rc = kvt_io_sync_now(l2->io, l2->files[active->slot].file);
-    if (!rc)
+    if (active && active->written != active->synced && !sync_at_close(l2, active->segment))
         active->synced = active->written;
-    else
-        kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: sync failed: %s",
-                (unsigned)active->segment, kvt_strerror(rc));
+    for (uint32_t i = 0; i < l2->limit && l2->unsynced; i++)
+        if (l2->segments[i].unsynced == KVT_L2_SYNC_AGAIN && !sync_at_close(l2, i))
+            kvt_l2_segment_synced(l2, i, KVT_L2_SYNCED);
 }
 
 void kvt_l2_close(struct kvt_l2 *l2)
@@ -310,7 +319,7 @@ void kvt_l2_close(struct kvt_l2 *l2)
             (void)kvt_l2_wait(l2);
     }
     if (!l2->params.read_only) {
-        close_open_segment(l2);
+        sync_segments(l2);
         rc = kvt_l2_super_write_now(l2);
         if (rc)
             kvt_log(&l2->params.log, KVT_LOG_WARN, "superblock cannot be written: %s",

@@ -405,10 +405,8 @@ static void take_back(struct kvt_l2 *l2)
     l2->stats.segments_live += !segment->partly;
     kvt_l2_segment_move(l2, again->segment, KVT_L2_SEALED);
     kvt_l2_segment_by_age(l2, again->segment);
-    if (!again->sealed) { /* what a crashed process wrote, or moved there, may not be durable */
-        kvt_l2_segment_synced(l2, again->segment, KVT_L2_SYNC_AGAIN);
-        segment->moved = 1;
-    }
+    if (!again->sealed || again->scan.gap)
+        kvt_l2_segment_inherited(l2, again->segment);
     kvt_log(&l2->params.log, KVT_LOG_INFO, "segment %u can be read again: %u records",
             (unsigned)again->segment, (unsigned)again->scan.count);
     useful(l2);

@@ -71,7 +71,8 @@ enum kvt_l2_state {
     KVT_L2_STATES
 };
 
-/* A SEALED segment whose last sync failed: no flush succeeds before one of it does. */
+/* A SEALED segment whose last sync failed; one (SEALED, UNREAD) that an earlier life may not have
+ * made durable. No flush succeeds before a sync of it does. */
 enum kvt_l2_unsynced {
     KVT_L2_SYNCED = 0,
     KVT_L2_SYNC_AGAIN,
@@ -368,6 +369,9 @@ void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_state 
 void kvt_l2_segment_renew(struct kvt_l2 *l2, uint32_t segment);  /* to the young end of the list */
 void kvt_l2_segment_by_age(struct kvt_l2 *l2, uint32_t segment); /* ahead of younger generations */
 void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t segment, enum kvt_l2_unsynced state);
+/* What a process that died wrote, or moved there, may not be durable: it is synced by the next
+ * flush, and before anything old is overwritten. */
+void kvt_l2_segment_inherited(struct kvt_l2 *l2, uint32_t segment);
 int kvt_l2_file_get(struct kvt_l2 *l2, uint32_t segment, bool create); /* slot, -EAGAIN, -errno */
 void kvt_l2_file_put(struct kvt_l2 *l2, int slot);
 void kvt_l2_file_forget(struct kvt_l2 *l2, uint32_t segment);

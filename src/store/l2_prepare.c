@@ -127,12 +127,21 @@ static uint32_t oldest_sealed(const struct kvt_l2 *l2, int64_t now, bool drained
     return KVT_L2_NONE;
 }
 
-/* The oldest full segment in `state` that holds moved records. */
+static bool is_moved_unsynced(const struct kvt_l2_segment *segment, enum kvt_l2_unsynced state)
+{
+    return segment->unsynced == state && segment->moved;
+}
+
+/* The oldest full segment in `state` that holds moved records, or one that cannot be read. */
 static uint32_t moved_unsynced(const struct kvt_l2 *l2, enum kvt_l2_unsynced state)
 {
-    for (uint32_t i = l2->unsynced ? l2->oldest : KVT_L2_NONE; i != KVT_L2_NONE;
-         i = l2->segments[i].newer)
-        if (l2->segments[i].unsynced == state && l2->segments[i].moved)
+    if (!l2->unsynced)
+        return KVT_L2_NONE;
+    for (uint32_t i = l2->oldest; i != KVT_L2_NONE; i = l2->segments[i].newer)
+        if (is_moved_unsynced(&l2->segments[i], state))
+            return i;
+    for (uint32_t i = 0; i < l2->limit && l2->in_state[KVT_L2_UNREAD]; i++)
+        if (l2->segments[i].state == KVT_L2_UNREAD && is_moved_unsynced(&l2->segments[i], state))
             return i;
     return KVT_L2_NONE;
 }

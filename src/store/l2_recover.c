@@ -284,10 +284,8 @@ static void seal_held(struct recovery *r)
     if (rc)
         kvt_log(&l2->params.log, KVT_LOG_WARN, "segment %u: no footer: %s",
                 (unsigned)r->held->number, kvt_strerror(rc));
-    if (rc) { /* what a crashed process wrote, or moved there, may not be durable */
-        kvt_l2_segment_synced(l2, r->held->number, KVT_L2_SYNC_AGAIN);
-        l2->segments[r->held->number].moved = 1;
-    }
+    if (rc)
+        kvt_l2_segment_inherited(l2, r->held->number);
     r->held = NULL;
 }
 
@@ -323,6 +321,7 @@ static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segmen
     struct kvt_l2 *l2 = r->l2;
     struct kvt_l2_scan *scan = &r->scan;
     int handle = l2->files[slot].file, removed = 0, unread = 0, rc;
+    bool inherited;
 
     rc = kvt_l2_scan_footer(scan, handle, file->number, file->generation, tail, KVT_L2_TAIL_BYTES);
     if (rc) /* a second look */
@@ -339,16 +338,20 @@ static int recover_segment(struct recovery *r, const struct kvt_l2_survey_segmen
         l2->stats.recovered_bad += (uint32_t)removed + scan->torn + (rc != 0);
         unread = rc ? rc : scan->unread ? -EIO : unread;
     }
+    inherited = scan->gap;
     r->max_generation = KVT_MAX(r->max_generation, file->generation);
     l2->stats.segments_live += scan->count > 0;
     if (unread) {
         keep_aside(l2, file->number, unread);
         l2->segments[file->number].partly = scan->count > 0;
+        inherited = scan->count > 0;
     } else if (!scan->count) {
         return 0; /* a header without records: blank */
     } else {
         kvt_l2_segment_move(l2, file->number, KVT_L2_SEALED);
     }
+    if (inherited && !l2->params.read_only)
+        kvt_l2_segment_inherited(l2, file->number);
     report_entries(r);
     if (scan->batches && !unread)
         hold(r, file, !removed);

@@ -48,7 +48,7 @@ void kvt_l2_scan_begin(struct kvt_l2_scan *scan, int file, uint32_t segment, uin
     scan->batches = 0;
     scan->next_page = 1;
     scan->previous = 0;
-    scan->torn = false;
+    scan->torn = scan->gap = false;
     scan->unread = 0;
     scan->window_pages = 0;
 }
@@ -78,6 +78,24 @@ bool kvt_l2_scan_sealed(const uint8_t *last_page, uint32_t segment, uint64_t gen
                         uint32_t segment_pages)
 {
     return !kvt_trailer_check((const void *)last_page, segment, generation, segment_pages);
+}
+
+/* Batches follow each other without a page between them, each a header and its records. Where that
+ * does not fit, a batch failed (or records have been left out), and a walk ends there. */
+static bool has_gap(const struct kvt_l2_scan *scan)
+{
+    uint32_t end = 1, next;
+
+    for (uint32_t i = 0; i < scan->count; i = next) {
+        uint32_t start = scan->entries[i].page, at = start;
+
+        for (next = i; next < scan->count && scan->entries[next].page == at; next++)
+            at += scan->entries[next].pages;
+        if (start != end + kvt_batch_header_bytes(next - i) / KVT_PAGE_BYTES)
+            return true;
+        end = at;
+    }
+    return false;
 }
 
 int kvt_l2_scan_footer(struct kvt_l2_scan *scan, int file, uint32_t segment, uint64_t generation,
@@ -118,6 +136,7 @@ int kvt_l2_scan_footer(struct kvt_l2_scan *scan, int file, uint32_t segment, uin
             return KVT_E_CORRUPT;
     scan->count = trailer->footer_count;
     scan->next_page = trailer->footer_page;
+    scan->gap = has_gap(scan);
     return 0;
 }
 

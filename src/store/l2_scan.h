@@ -29,6 +29,7 @@ struct kvt_l2_scan {
     uint32_t next_page; /* where the walk ended: the next batch would start here */
     uint64_t previous;  /* checksum of the last batch header */
     bool torn;          /* something that is not a clean end stopped the walk */
+    bool gap;           /* a footer's: a walk would not find all that it names */
     uint32_t unread;    /* records that verify could not read */
 };
 

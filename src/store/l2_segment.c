@@ -85,6 +85,12 @@ void kvt_l2_segment_synced(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_unsyn
     segment->unsynced = (uint8_t)state;
 }
 
+void kvt_l2_segment_inherited(struct kvt_l2 *l2, uint32_t number)
+{
+    kvt_l2_segment_synced(l2, number, KVT_L2_SYNC_AGAIN);
+    l2->segments[number].moved = 1;
+}
+
 void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_state to)
 {
     struct kvt_l2_segment *segment = &l2->segments[number];
@@ -96,8 +102,8 @@ void kvt_l2_segment_move(struct kvt_l2 *l2, uint32_t number, enum kvt_l2_state t
         age_remove(l2, number);
         l2->drained -= segment->drained;
         segment->drained = 0;
-        kvt_l2_segment_synced(l2, number, KVT_L2_SYNCED); /* it is OPEN, or its records go */
     }
+    kvt_l2_segment_synced(l2, number, KVT_L2_SYNCED); /* until the caller says otherwise */
     if (to == KVT_L2_SEALED)
         age_append(l2, number);
     if (to == KVT_L2_READY || to == KVT_L2_ABSENT)

@@ -168,10 +168,10 @@ static uint64_t unread(const struct sim *sim)
 }
 
 /* Where times pass, blocks that are waited for expire; behind a root that comes later they are
- * swept as orphans. Machines over a shared tier are left out: known-gaps.md. */
+ * swept as orphans. */
 static bool may_wait(const struct sim *sim)
 {
-    bool ttl = sim->shape.store_ttl_ns > 0 || sim->shape.late || sim->net;
+    bool ttl = sim->shape.store_ttl_ns > 0 || sim->shape.late;
 
     for (uint32_t ns = 0; ns < SIM_NS; ns++)
         ttl = ttl || sim->shape.ttl_ns[ns] > 0;

@@ -4,11 +4,12 @@
  * Goal:   no segment is overwritten before the records that were moved out of old ones are durable:
  *         not right after a start, when several segments are drained at once; not when the sync of
  *         the segment that they were moved to fails, as often as it may; not when the process died
- *         after moving them and before syncing them.
+ *         after moving them and before syncing them, also where the segment that they were moved to
+ *         can be read in part only when the root is opened again.
  * Method: a rig without threads over support/power_io.h: at the moment that counts the power goes,
  *         and nothing stays of what no sync has covered. Broken on purpose: the planted bugs
- *         moved_records_not_synced, moved_records_of_a_full_segment_forgotten and
- *         moved_records_of_a_dead_process_forgotten.
+ *         moved_records_not_synced, moved_records_of_a_full_segment_forgotten,
+ *         moved_records_of_a_dead_process_forgotten and moved_records_that_wait_forgotten.
  */
 #include "support/store_rig.h"
 
@@ -30,6 +31,7 @@ static struct rig rig;
 static struct kvt_rng rng = {20261129};
 static uint32_t ns;
 static uint64_t next_cold;
+static const struct fault_rule *next_life; /* of the drive, from its start on; or NULL */
 
 static struct rig_options options(void)
 {
@@ -78,6 +80,8 @@ static void die(enum power_loss loss)
         rig_open(&rig, &o, power_io_new(next));
     } else { /* what is not durable is still to be lost */
         fault_io_plug_in(rig.io);
+        if (next_life)
+            assert_true(fault_io_rule(rig.io, next_life) >= 0);
         rig_start(&rig);
     }
     ns = rig_ns(&rig, 1, pages);
@@ -216,12 +220,43 @@ static void test_a_process_that_died(void **state)
     survives(die_and_recycle_one);
 }
 
+/* The same, and the segment that they were moved to can be read up to them, and no further. */
+static bool die_unread_and_recycle_one(void)
+{
+    static uint64_t turn;
+    const struct kvt_l2 *l2;
+    char name[32];
+    const struct fault_rule rule = {.ops = FAULT_READ,
+                                    .name = name,
+                                    .skip = 2 + turn++ % 6,
+                                    .action = FAULT_FAIL,
+                                    .error = EIO};
+    uint32_t to = open_segment();
+
+    snprintf(name, sizeof name, "seg-%08x", to);
+    next_life = &rule;
+    die(POWER_KEEPS);
+    next_life = NULL;
+    l2 = rig.store->disks[0].l2;
+    if (l2->segments[to].state != KVT_L2_UNREAD || !l2->segments[to].partly)
+        return false;
+    purge_the_rest();
+    return recycle_one() && l2->segments[to].state == KVT_L2_UNREAD;
+}
+
+static void test_a_process_that_died_and_bad_reads(void **state)
+{
+    (void)state;
+    survives(die_unread_and_recycle_one);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_synced_before_the_old_place_goes),
         cmocka_unit_test(test_a_sync_that_fails),
         cmocka_unit_test(test_a_process_that_died),
+        cmocka_unit_test(test_a_process_that_died_and_bad_reads),
     };
 
     return cmocka_run_group_tests_name("store_moved", tests, NULL, NULL);
