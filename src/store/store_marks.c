@@ -1,21 +1,22 @@
 /* How old what a restart finds is: the file "ttl" in each root (docs/format.md).
  *
  * A mark says "records below this sequence were stored before this time". One is taken at open,
- * with the ticks of store_ttl.c and at close, and all are written at open, with its passes and at
- * close. So a record's age is known afterwards: it counts from the last mark at or below its
- * sequence, which is never too young. Marks are not of one time to live: they serve the store's,
- * each namespace's, and one that is changed. When there are too many, that one goes whose loss says
- * least: those that remain lie the closer the younger.
+ * with the ticks of store_ttl.c and at close, and all are written at open, with its passes, at the
+ * first store after a rest, and at close. So a record's age is known afterwards: it counts from the
+ * last mark at or below its sequence, which is never too young. Marks are not of one time to live:
+ * they serve the store's, each namespace's, and one that is changed. When there are too many, that
+ * one goes whose loss says least: those that remain lie the closer the younger.
  *
  * The system's clock may be wrong. Within a life time goes on as the monotonic clock does at
  * least. Found before the youngest mark, it was set back: then all marks are moved so that the
  * youngest is now, ages stay, and nothing gets more time but what the store was down for. A clock
  * that jumps ahead makes what is found older than it is: it expires too early.
  *
- * Two pages, written in turn, so that a torn one costs one turn. A file that is missing or damaged
- * says nothing: what is found counts as stored at that open. Only where somebody has a time to
- * live, or had one. Threads: the store's owner; reading at open also who opens a root that comes
- * later. Blocks at open and close only.
+ * Two pages, written in turn, each synced before the other is written, so that a torn one costs one
+ * turn. A file that is missing or damaged says nothing: what is found counts as stored at that
+ * open. Only where somebody has a time to live, or had one. Threads: the store's owner; reading at
+ * open also who opens a root that comes later. Blocks at open and close only, and once for the name
+ * of a new file.
  */
 #include <poll.h>
 #include <stdlib.h>
@@ -30,8 +31,7 @@
 #define MAGIC 0x304c545454564bull /* "KVTTTL0" */
 #define VERSION 1u
 #define REAP_POLL_MS 5
-/* A mark of a store at rest is renewed so often at the most: what is stored after it and lost sight
- * of by a kill counts from there. */
+/* A mark of a store at rest is renewed so often at the most. */
 #define RENEW_NS INT64_C(60000000000)
 
 struct page { /* little-endian, as all of them */
@@ -163,7 +163,7 @@ static bool pages_read(struct kvt_ttl_marks *m, const struct kvt_log *log)
     return true;
 }
 
-static int write_now(struct kvt_ttl_marks *m, bool sync)
+static int write_now(struct kvt_ttl_marks *m)
 {
     int64_t got;
     int rc, file = m->io->ops->open(m->io, KVT_L2_NAME_TTL, KVT_IO_OPEN_CREATE);
@@ -173,11 +173,13 @@ static int write_now(struct kvt_ttl_marks *m, bool sync)
     page_make(m);
     got = kvt_io_write_now(m->io, file, place_of(m), m->buffer, KVT_PAGE_BYTES);
     rc = got < 0 ? (int)got : 0;
-    if (!rc && sync)
+    if (!rc)
         rc = kvt_io_sync_now(m->io, file);
-    if (!rc && sync)
+    if (!rc)
         rc = m->io->ops->sync_dir(m->io);
     m->io->ops->close(m->io, file);
+    m->unnamed = rc != 0;
+    m->turn -= rc != 0; /* the same page once more: the other one is good */
     return rc;
 }
 
@@ -213,19 +215,53 @@ void kvt_ttl_marks_begin(struct kvt_ttl_marks *m, const struct kvt_store_params 
     if (!m->buffer || (!m->there && !wanted))
         return;
     kvt_ttl_mark_add(m, sequence, KVT_MAX(kvt_clock_now(&params->wall), INT64_C(0)));
-    say(&params->log, write_now(m, true));
+    m->written_ns = m->marks[m->count - 1].wall_ns;
+    m->written_sequence = sequence;
+    say(&params->log, write_now(m));
+}
+
+static void mark_ends(struct kvt_ttl_marks *m, bool good)
+{
+    m->io->ops->close(m->io, m->req.file);
+    m->going = false;
+    if (good && m->unnamed)
+        good = m->io->ops->sync_dir(m->io) == 0;
+    m->unnamed = m->unnamed && !good;
+    if (!good) { /* once more, with the next pass: no sequence is that one */
+        m->written_sequence = UINT64_MAX;
+        m->turn--;
+    }
+    *m->again = 1;
 }
 
 static void mark_written(struct kvt_io_req *req)
 {
     struct kvt_ttl_marks *m = req->user;
+    bool write = req->kind == KVT_IO_WRITE;
 
-    m->io->ops->close(m->io, req->file);
-    m->going = false;
-    *m->again = 1;
+    if (write && req->result == KVT_PAGE_BYTES) {
+        req->kind = KVT_IO_SYNC;
+        req->offset = 0;
+        req->iov_count = 0;
+        if (m->io->ops->submit(m->io, req) == 0)
+            return;
+    }
+    mark_ends(m, !write && req->result == 0);
 }
 
-void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root)
+/* After a pass, or where the last one is a pass old and something is being stored: what is stored
+ * counts from a mark of a sixteenth before it at most, after a rest, too. */
+static bool mark_is_due(const struct kvt_ttl_marks *m, const struct kvt_store *store, int64_t wall,
+                        bool pass)
+{
+    int64_t old = wall - m->written_ns;
+
+    if (m->written_sequence == store->sequence_next)
+        return pass && old >= RENEW_NS;
+    return pass || !m->count || old >= store->ttl.pass_every_ns;
+}
+
+void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root, bool pass)
 {
     struct kvt_ttl_marks *m = &store->disks[root].marks;
     int64_t wall;
@@ -233,16 +269,19 @@ void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root)
 
     if (!m->buffer || m->going || kvt_l2_journal_rewrites(store->disks[root].l2))
         return; /* a descriptor for either: KVT_STORE_ROOT_FDS_OTHER */
-    wall = kvt_ttl_wall(store);
-    kvt_ttl_mark_add(m, store->sequence_next, wall);
-    if (m->written_sequence == store->sequence_next && wall - m->written_ns < RENEW_NS)
+    if (!pass && m->count && m->written_sequence == store->sequence_next)
         return;
+    wall = kvt_ttl_wall(store);
+    if (!mark_is_due(m, store, wall, pass))
+        return;
+    m->unnamed = m->unnamed || !m->count;
+    kvt_ttl_mark_add(m, store->sequence_next, wall);
     file = m->io->ops->open(m->io, KVT_L2_NAME_TTL, KVT_IO_OPEN_CREATE);
+    m->written_ns = wall;
+    m->written_sequence = file < 0 ? UINT64_MAX : store->sequence_next;
     if (file < 0)
         return; /* it is tried again, and said at close */
     m->again = &store->again;
-    m->written_ns = wall;
-    m->written_sequence = store->sequence_next;
     page_make(m);
     m->req = (struct kvt_io_req){.kind = KVT_IO_WRITE,
                                  .file = file,
@@ -251,9 +290,9 @@ void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root)
                                  .user = m,
                                  .done = mark_written};
     m->req.iov[0] = (struct iovec){.iov_base = m->buffer, .iov_len = KVT_PAGE_BYTES};
-    m->going = m->io->ops->submit(m->io, &m->req) == 0;
-    if (!m->going)
-        m->io->ops->close(m->io, file);
+    m->going = true;
+    if (m->io->ops->submit(m->io, &m->req))
+        mark_ends(m, false);
 }
 
 void kvt_ttl_marks_wait(struct kvt_ttl_marks *m)
@@ -274,7 +313,7 @@ void kvt_ttl_marks_close(struct kvt_store *store, struct kvt_ttl_marks *m, bool 
 {
     if (m->buffer && m->count && last) {
         kvt_ttl_mark_add(m, store->sequence_next, kvt_ttl_wall(store));
-        say(&store->params.log, write_now(m, false));
+        say(&store->params.log, write_now(m));
     }
     free(m->buffer);
     m->buffer = NULL;

@@ -53,9 +53,11 @@ static struct kvt_ttl_clock *clock_of(struct kvt_store *store, uint32_t entry)
 /* When the next pass is due, by the shortest time to live. */
 static void plan_pass(struct kvt_store_ttl *ttl)
 {
-    ttl->pass_ns = INT64_MAX;
-    for (const struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c))
+    ttl->pass_ns = ttl->pass_every_ns = INT64_MAX;
+    for (const struct kvt_ttl_clock *c = first_clock(ttl); c; c = next_clock(ttl, c)) {
         ttl->pass_ns = KVT_MIN(ttl->pass_ns, (int64_t)(c->pass_tick + PASS_TICKS) * c->unit_ns);
+        ttl->pass_every_ns = KVT_MIN(ttl->pass_every_ns, (int64_t)PASS_TICKS * c->unit_ns);
+    }
 }
 
 /* Of a block of an earlier life that nobody has used in this one the age counts. */
@@ -437,14 +439,6 @@ bool kvt_ttl_owes(const struct kvt_store *store)
     return store->ttl.owes;
 }
 
-/* With each pass; and at once where there was nobody with a time to live before. */
-static void note_marks(struct kvt_store *store, bool pass)
-{
-    for (uint32_t i = 0; i < store->disk_count; i++)
-        if (pass || !store->disks[i].marks.count)
-            kvt_ttl_marks_note(store, i);
-}
-
 int64_t kvt_ttl_run(struct kvt_store *store)
 {
     struct kvt_store_ttl *ttl = &store->ttl;
@@ -453,7 +447,8 @@ int64_t kvt_ttl_run(struct kvt_store *store)
     if (!ttl->stamps)
         return INT64_MAX;
     kvt_ttl_tick(store);
-    note_marks(store, !ttl->cursor && ttl->now_ns >= ttl->pass_ns);
+    for (uint32_t i = 0; i < store->disk_count; i++)
+        kvt_ttl_marks_note(store, i, !ttl->cursor && ttl->now_ns >= ttl->pass_ns);
     for (struct kvt_ttl_clock *c = first_clock(ttl); c && store->closing; c = next_clock(ttl, c))
         c->due = store->sequence_next;
     if (store->closing || (ttl->owes && !ttl->cursor))

@@ -42,11 +42,12 @@ struct kvt_ttl_marks { /* of a root: store_marks.c. buffer NULL: not in use */
     void *buffer;  /* a page on its way */
     uint64_t turn; /* of the page that was written last */
     uint32_t count;
-    bool there; /* there was a file, damaged or not */
-    bool going; /* and a journal that wants to be written waits for that */
-    int *again; /* the store is to run again */
-    int64_t written_ns;
+    bool there;         /* there was a file, damaged or not */
+    bool going;         /* and a journal that wants to be written waits for that */
+    int *again;         /* the store is to run again */
+    int64_t written_ns; /* the last one, by the system's time */
     uint64_t written_sequence;
+    bool unnamed; /* the file is new: a power failure may take its name */
     struct kvt_io_req req;
     struct kvt_ttl_mark marks[KVT_TTL_FILE_MARKS]; /* sequences and times rise */
 };
@@ -62,6 +63,7 @@ struct kvt_store_ttl { /* store_ttl.c; stamps NULL: blocks live for ever */
     int64_t now_ns;              /* the latest time seen */
     int64_t tick_ns;             /* when the next tick of any clock is */
     int64_t pass_ns;             /* when the next pass is due */
+    int64_t pass_every_ns;       /* a sixteenth of the shortest time to live */
     bool owes;                   /* something may have to be journaled as gone */
     uint32_t cursor;             /* of the pass */
     struct kvt_ttl_clock store;  /* of namespaces that have none of their own */
@@ -120,8 +122,8 @@ void kvt_ttl_marks_read(struct kvt_ttl_marks *m, struct kvt_io *io,
                         const struct kvt_store_params *params);
 void kvt_ttl_marks_begin(struct kvt_ttl_marks *m, const struct kvt_store_params *params,
                          uint64_t sequence, bool wanted);
-/* Time for a mark: it is written by and by. */
-void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root);
+/* Time for a mark: it is written by and by. pass: once more, also where the last one is young. */
+void kvt_ttl_marks_note(struct kvt_store *store, uint32_t root, bool pass);
 /* The log has closed: nothing is on its way any more. The last one, after that; both block. */
 void kvt_ttl_marks_wait(struct kvt_ttl_marks *m);
 void kvt_ttl_marks_close(struct kvt_store *store, struct kvt_ttl_marks *m, bool last);

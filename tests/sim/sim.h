@@ -80,8 +80,10 @@ struct sim_block {
     uint64_t committed[3]; /* when it last was, by map; an operation's number */
     uint64_t arrived[3];   /* the same; but when it was asked for, where it is another machine's */
     uint64_t last_commit;
-    uint64_t durable; /* when the flush was sent that acknowledged it; 0: none holds */
-    int64_t used_ns;  /* when anybody last named it, or this life began */
+    uint64_t durable;  /* when the flush was sent that acknowledged it; 0: none holds */
+    int64_t used_ns;   /* when anybody last named it; in a new life, when it was last stored */
+    int64_t stored_ns; /* when it last was */
+    int64_t age_ns;   /* what it was found with counts from then at the earliest; 0: of this life */
     int64_t first_ns; /* when it was first allocated since it was last purged; 0: never */
     bool kept;        /* may be used by the store itself in this life */
     bool gone;        /* expired for good: no later life may have it */
@@ -172,6 +174,8 @@ struct sim {
     bool closing, verbose;
     bool out;        /* the late root has not come yet */
     int64_t anew_ns; /* when it was last being taken in */
+    int64_t life_ns; /* when this life began */
+    bool thinned;    /* marks of ages have been left out */
     bool garbled;
     uint64_t cookie;
     uint32_t clients[SIM_CLIENTS]; /* ids; a new one after each death */
@@ -314,8 +318,11 @@ void sim_expect(struct sim *sim, bool must[SIM_NS][SIM_BLOCKS]);
 
 /* sim_limits.c */
 void sim_limits_choose(struct sim *sim, uint32_t record_bytes);
-void sim_limits_begin(struct sim *sim); /* of a life: what is found lives anew */
+void sim_limits_begin(struct sim *sim); /* of a life: what is found goes on with its age */
 void sim_limits_end(struct sim *sim, bool orderly);
+bool sim_has_ttl(const struct sim *sim); /* somebody has */
+/* It, or one before it in its chain, may have expired since it was stored: it need not be there. */
+bool sim_may_be_old(const struct sim *sim, uint32_t ns, uint32_t index);
 void sim_used(struct sim *sim, uint32_t ns, uint32_t index);
 void sim_kept(struct sim *sim, uint32_t ns, uint32_t index);
 /* It has, for certain: nobody may get it. */

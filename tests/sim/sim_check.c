@@ -132,14 +132,15 @@ static void read_all(struct sim *sim, const struct view *view, bool must[SIM_NS]
 
             if (view->tier[ns][i] != KVT_TIER_MISS)
                 status = sim_get(sim, ns, i);
-            if (status && must[ns][i])
+            if (status && must[ns][i] && !sim_may_be_old(sim, ns, i))
                 sim_fail(sim,
                          "namespace %u, block %u was flushed and is %d; root %u, segment %u of "
                          "generation %llu",
                          ns, i, status, sim->blocks[ns][i].place.root,
                          sim->blocks[ns][i].place.segment,
                          (unsigned long long)sim->blocks[ns][i].place.generation);
-            if (status && view->tier[ns][i] != KVT_TIER_MISS && !sim->lied)
+            if (status && view->tier[ns][i] != KVT_TIER_MISS && !sim->lied &&
+                !sim_may_be_old(sim, ns, i)) /* to be seen is no use */
                 sim_fail(sim, "namespace %u, block %u was seen and is %d", ns, i, status);
         }
 }
@@ -171,11 +172,7 @@ static uint64_t unread(const struct sim *sim)
  * swept as orphans. */
 static bool may_wait(const struct sim *sim)
 {
-    bool ttl = sim->shape.store_ttl_ns > 0 || sim->shape.late;
-
-    for (uint32_t ns = 0; ns < SIM_NS; ns++)
-        ttl = ttl || sim->shape.ttl_ns[ns] > 0;
-    return !ttl;
+    return !sim_has_ttl(sim) && !sim->shape.late;
 }
 
 /* One recovery of three is over drives whose segments cannot be read for a while. back: until all
@@ -277,13 +274,13 @@ static void check_recovery(struct sim *sim, enum power_loss loss)
     look_at_all(sim, &second);
     for (uint32_t ns = 0; ns < SIM_NS; ns++)
         for (uint32_t i = 0; i < SIM_BLOCKS; i++)
-            if (must[ns][i] && second.tier[ns][i] == KVT_TIER_MISS)
+            if (must[ns][i] && second.tier[ns][i] == KVT_TIER_MISS && !sim_may_be_old(sim, ns, i))
                 sim_fail(sim, "a second recovery: namespace %u, block %u was flushed and is gone",
                          ns, i);
     if (!sim->lied && loss == POWER_KEEPS && memcmp(&first.tier, &second.tier, sizeof first.tier))
         for (uint32_t ns = 0; ns < SIM_NS; ns++)
             for (uint32_t i = 0; i < SIM_BLOCKS; i++)
-                if (first.tier[ns][i] != second.tier[ns][i])
+                if (first.tier[ns][i] != second.tier[ns][i] && !sim_may_be_old(sim, ns, i))
                     sim_fail(sim,
                              "a second recovery: namespace %u, block %u was %u, is %u; the one "
                              "before it was %u, is %u",

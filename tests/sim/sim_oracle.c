@@ -175,6 +175,7 @@ void sim_committed(struct sim *sim, const struct sim_fill *fill)
     block->gone = false;
     if (!block->first_ns)
         block->first_ns = fill->since_ns;
+    block->stored_ns = sim->now_ns;
     sim_used(sim, fill->ns, fill->index);
     sim_tell(sim, "committed: namespace %u, block %u, map %u", fill->ns, fill->index,
              sim_maps[fill->map]);
@@ -195,6 +196,7 @@ void sim_fetched(struct sim *sim, uint32_t ns, uint32_t index, uint32_t map, uin
     block->gone = false;
     if (!block->first_ns)
         block->first_ns = asked_ns;
+    block->stored_ns = sim->now_ns;
     sim_used(sim, ns, index);
     sim_tell(sim, "fetched: namespace %u, block %u, map %u, of operation %llu", ns, index,
              sim_maps[map], (unsigned long long)origin);
@@ -258,7 +260,7 @@ void sim_purge_done(struct sim *sim, const struct sim_wait *wait, int32_t status
             sim_tier_purged(sim, wait->sent, wait->ns, covered(wait, i));
         sim_late_purged(sim, block, before);
         if (!block->may && !block->absent)
-            block->first_ns = 0;
+            block->first_ns = block->age_ns = 0;
     }
 }
 

@@ -200,6 +200,7 @@ int sim_open(struct sim *sim)
         .roots_pending = shape->late,
         .seed = sim->seed,
         .clock = {.now_ns = sim_clock, .ctx = sim},
+        .wall = {.now_ns = sim_has_ttl(sim) ? sim_clock : NULL, .ctx = sim},
         .log = {say, sim, KVT_LOG_DEBUG},
         .reply = sim_reply,
         .reply_ctx = sim,

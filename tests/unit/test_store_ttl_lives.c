@@ -155,6 +155,24 @@ static void test_many_short_lives(void **state)
     short_lives(SECOND / 2, true);
 }
 
+/* Marks are not renewed while nothing is stored; what comes after that does not count from then. */
+static void test_killed_after_a_rest(void **state)
+{
+    struct rig_options o = options(16 * SECOND);
+
+    (void)state;
+    begin(&o);
+    assert_int_equal(put(1, 4), 4);
+    assert_int_equal(rig_flush(&rig), 0);
+    rig_advance(&rig, 2 * SECOND); /* the mark of that is written */
+    rig_advance(&rig, 40 * SECOND);
+    assert_int_equal(put(101, 4), 4);
+    assert_int_equal(rig_flush(&rig), 0);
+    killed(12 * SECOND);
+    assert_int_equal(get(101, 4), 4);
+    rig_close(&rig);
+}
+
 static void test_the_clock_goes_back_and_forth(void **state)
 {
     struct rig_options o = options(16 * SECOND);
@@ -327,6 +345,7 @@ int main(void)
         cmocka_unit_test(test_downtime_counts),
         cmocka_unit_test(test_the_age_goes_on),
         cmocka_unit_test(test_many_short_lives),
+        cmocka_unit_test(test_killed_after_a_rest),
         cmocka_unit_test(test_the_clock_goes_back_and_forth),
         cmocka_unit_test(test_a_damaged_file),
         cmocka_unit_test(test_a_torn_page),
