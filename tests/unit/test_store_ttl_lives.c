@@ -58,14 +58,33 @@ static void begin(const struct rig_options *o)
     ns = rig_ns(&rig, 1, pages);
 }
 
-/* The store is closed for that long. */
-static void down(int64_t ns_down)
+static void stop(int64_t ns_down)
 {
     kvt_store_close(rig.store, SECOND);
     rig.store = NULL;
     rig.now_ns += ns_down;
+}
+
+static void again(void)
+{
     rig_start(&rig);
     ns = rig_ns(&rig, 1, pages);
+}
+
+/* The store is closed for that long. */
+static void down(int64_t ns_down)
+{
+    stop(ns_down);
+    again();
+}
+
+/* Blocks 1 to 4, flushed; then it is closed for longer than their time, and not open again. */
+static void four_and_stop(const struct rig_options *o)
+{
+    begin(o);
+    assert_int_equal(put(1, 4), 4);
+    assert_int_equal(rig_flush(&rig), 0);
+    stop(20 * SECOND);
 }
 
 static void killed(int64_t ns_down)
@@ -213,18 +232,12 @@ static void test_a_damaged_file(void **state)
 
     (void)state;
     for (int how = 0; how < 2; how++) {
-        begin(&o);
-        assert_int_equal(put(1, 4), 4);
-        assert_int_equal(rig_flush(&rig), 0);
-        kvt_store_close(rig.store, SECOND);
-        rig.store = NULL;
-        rig.now_ns += 20 * SECOND;
+        four_and_stop(&o);
         if (how)
             assert_int_equal(rig.io->ops->unlink(rig.io, KVT_L2_NAME_TTL), 0);
         for (uint64_t at = 40; !how && at < 8192; at += 4096)
             assert_int_equal(fault_io_corrupt(rig.io, KVT_L2_NAME_TTL, at, 3), 0);
-        rig_start(&rig);
-        ns = rig_ns(&rig, 1, pages);
+        again();
         rig_advance(&rig, 12 * SECOND);
         down(5 * SECOND);
         assert_int_equal(get(1, 4), 0);
@@ -239,15 +252,9 @@ static void test_a_torn_page(void **state)
 
     (void)state;
     for (uint64_t page = 0; page < 2; page++) {
-        begin(&o);
-        assert_int_equal(put(1, 4), 4);
-        assert_int_equal(rig_flush(&rig), 0);
-        kvt_store_close(rig.store, SECOND);
-        rig.store = NULL;
-        rig.now_ns += 20 * SECOND;
+        four_and_stop(&o);
         assert_int_equal(fault_io_corrupt(rig.io, KVT_L2_NAME_TTL, page * 4096 + 40, 3), 0);
-        rig_start(&rig);
-        ns = rig_ns(&rig, 1, pages);
+        again();
         assert_int_equal(get(1, 4), 0);
         rig_close(&rig);
     }
