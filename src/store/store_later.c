@@ -17,9 +17,9 @@
  *  3. Blocks written ahead come back to the old end of their queue.
  *  4. Deferred blocks are no exception from the bound of the write queue, but for flush and close.
  *  5. AUTO writes at once until the log has begun to recycle. From then on a block waits until it
- *     is about to leave DRAM, so that its place in the log is that of its last use; half a minute
- * at most, and no more than half of the cache region does. As much as one request has taken of late
- * is written ahead then, where that is more than a WRITE_AHEAD part.
+ *     is about to leave DRAM, which makes its place in the log that of its last use; for half a
+ *     minute at most, and in no more than half of the cache region. As much as one request has
+ *     taken of late is written ahead then, where that is more than a WRITE_AHEAD part.
  *  6. AGAIN is written when it leaves DRAM, never for a flush: with a disk smaller than DRAM each
  *     flush would push out what the last one wrote.
  * Threads: the store's owner. Allocates nothing; each step is bounded.
