@@ -225,6 +225,15 @@ static void test_the_clock_goes_back_and_forth(void **state)
     rig_close(&rig);
 }
 
+/* All times of one page lie in the future: it would look right, but for its checksum. */
+static void spoil(uint64_t page)
+{
+    for (uint64_t mark = 0; mark < KVT_TTL_FILE_MARKS; mark++)
+        assert_int_equal(fault_io_corrupt(rig.io, KVT_L2_NAME_TTL,
+                                          page * KVT_PAGE_BYTES + 32 + mark * 16 + 15, 5),
+                         0);
+}
+
 /* The file is not there, or no good: what is found lives anew, once. */
 static void test_a_damaged_file(void **state)
 {
@@ -235,8 +244,8 @@ static void test_a_damaged_file(void **state)
         four_and_stop(&o);
         if (how)
             assert_int_equal(rig.io->ops->unlink(rig.io, KVT_L2_NAME_TTL), 0);
-        for (uint64_t at = 40; !how && at < 8192; at += 4096)
-            assert_int_equal(fault_io_corrupt(rig.io, KVT_L2_NAME_TTL, at, 3), 0);
+        for (uint64_t page = 0; !how && page < 2; page++)
+            spoil(page);
         again();
         rig_advance(&rig, 12 * SECOND);
         down(5 * SECOND);
@@ -253,7 +262,7 @@ static void test_a_torn_page(void **state)
     (void)state;
     for (uint64_t page = 0; page < 2; page++) {
         four_and_stop(&o);
-        assert_int_equal(fault_io_corrupt(rig.io, KVT_L2_NAME_TTL, page * 4096 + 40, 3), 0);
+        spoil(page);
         again();
         assert_int_equal(get(1, 4), 0);
         rig_close(&rig);
