@@ -201,6 +201,18 @@ static void loads_stand_in_line(void **state)
     replay_trace_free(&trace);
 }
 
+/* All requests are of the same blocks. */
+static void one_prompt(struct replay_trace *trace, uint32_t *ranks, uint32_t blocks)
+{
+    trace->distinct = blocks;
+    for (uint32_t i = 0; i < blocks; i++)
+        ranks[i] = i;
+    for (size_t i = 0; i < trace->count; i++) {
+        trace->requests[i].ranks = ranks;
+        trace->requests[i].count = blocks;
+    }
+}
+
 /* Four requests of the same 16 blocks and another one that has them no longer. */
 static void what_is_being_computed_is_not_there_yet(void **state)
 {
@@ -218,13 +230,7 @@ static void what_is_being_computed_is_not_there_yet(void **state)
     double whole = (n + rest) * w.prefill_a + (n + rest) * (n + rest) * w.prefill_b;
     double tail = rest * w.prefill_a + rest * (rest + 2 * n) * w.prefill_b;
     fixed_trace(&trace, COUNT, at, BLOCKS * 512 + 100);
-    trace.distinct = BLOCKS;
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        ranks[i] = i;
-    for (size_t i = 0; i < COUNT; i++) {
-        trace.requests[i].ranks = ranks;
-        trace.requests[i].count = BLOCKS;
-    }
+    one_prompt(&trace, ranks, BLOCKS);
     w.engines = COUNT;
     assert_int_equal(replay_sim(&trace, hits, REPLAY_ALWAYS_LOAD, &w, &fair, &out), 0);
     double load = BLOCKS * w.block_bytes / w.rate[KVT_TIER_DRAM] + w.latency_s[KVT_TIER_DRAM];
@@ -258,13 +264,7 @@ static void what_is_there_when_an_engine_begins_is_found(void **state)
     double tail = rest * w.prefill_a + rest * (rest + 2 * n) * w.prefill_b;
     double load = BLOCKS * w.block_bytes / w.rate[KVT_TIER_DRAM] + w.latency_s[KVT_TIER_DRAM];
     fixed_trace(&trace, COUNT, at, BLOCKS * 512 + 100);
-    trace.distinct = BLOCKS;
-    for (uint32_t i = 0; i < BLOCKS; i++)
-        ranks[i] = i;
-    for (size_t i = 0; i < COUNT; i++) {
-        trace.requests[i].ranks = ranks;
-        trace.requests[i].count = BLOCKS;
-    }
+    one_prompt(&trace, ranks, BLOCKS);
     assert_int_equal(replay_sim(&trace, hits, REPLAY_ALWAYS_LOAD, &w, &fair, &out), 0);
     close_to(out.ttft_s[0], whole);
     close_to(out.ttft_s[2],
